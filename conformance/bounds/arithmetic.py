@@ -222,8 +222,12 @@ class Sums(NamedTuple):
         return Sums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-def sums(x: Approx, y: Approx, squared: bool = True) -> Sums:
-    """Of x @ y. squared: whether the sums of squares are worth a product of their own."""
+def sums(x: Approx, y: Approx, n: int, squared: bool = True) -> Sums:
+    """Of x @ y.
+
+    n: the terms in all, of which these may be a part. squared: whether the sums of squares are worth a product of their
+    own.
+    """
     error: np.ndarray | float = 0.0
     if not (x.is_exact and y.is_finite):  # what is exact costs no product
         error = error + x.error @ y.size
@@ -232,8 +236,8 @@ def sums(x: Approx, y: Approx, squared: bool = True) -> Sums:
     left, right = np.sum(x.size, axis=-1, keepdims=True), np.sum(y.size, axis=-2, keepdims=True)
     absolute = x.size @ y.size
     with np.errstate(over="ignore", invalid="ignore"):
-        # Of few terms the absolute ones decide anyway.
-        squares = x.squares @ y.squares if squared and x.value.shape[-1] > DEVIATIONS**2 / 4 else absolute**2
+        # Of few terms in all the absolute ones decide anyway. A few of many are no such case: their squares are added.
+        squares = x.squares @ y.squares if squared and n > DEVIATIONS**2 / 4 else absolute**2
     return Sums(x.value @ y.value, error, absolute, squares, left, right)
 
 
@@ -267,7 +271,8 @@ def matmul(
     x: Approx, y: Approx, p: Precision, roundings: int = 0, scale: float = 1.0, independent: bool = False
 ) -> Approx:
     """scale * x @ y; see `sum_terms`."""
-    return sum_terms(sums(x, y, squared=not independent), x.value.shape[-1], p, roundings, scale, independent)
+    n = x.value.shape[-1]
+    return sum_terms(sums(x, y, n, squared=not independent), n, p, roundings, scale, independent)
 
 
 def total(x: Approx, axis: int | tuple[int, ...], p: Precision, keepdims: bool = False) -> Approx:

@@ -410,6 +410,7 @@ class Settings(NamedTuple):
     softcap: float | None
     sinks: Approx | None
     empty_rows: str
+    queries: int  # in all
     p: Precision
 
 
@@ -494,7 +495,7 @@ def attention(
     once, with the n of the whole and not of a block.
     """
     (B, H, Q, D), K = query.value.shape, key.value.shape[2]
-    settings = Settings(1 / np.sqrt(D) if scale is None else float(scale), softcap, sinks, empty_rows, p)
+    settings = Settings(1 / np.sqrt(D) if scale is None else float(scale), softcap, sinks, empty_rows, Q, p)
     value = exact(np.zeros((B, 1, 1, 1))) if value is None else value
     if bias is not None:
         bias = Approx(np.where(np.isfinite(bias.value), bias.value, 0), bias.error)
@@ -612,7 +613,7 @@ def backward_block(kind: str, block: Block, forward: Forward, cotangent: Approx,
     values = logsumexp_bar = by_output = None
     if kind == "output":
         bar = side(cotangent, p)
-        values = sums(transpose(dropped_weights(weights, block, forward, p)), bar)
+        values = sums(transpose(dropped_weights(weights, block, forward, p)), bar, settings.queries)
         weights_bar = dropout(round_approx(matmul(bar, transpose(block.value), p, 2), form), block.factor, p)
         by_output = output_product_rounding(block, forward, cotangent, p)
     elif kind == "weights":
@@ -635,7 +636,7 @@ def backward_block(kind: str, block: Block, forward: Forward, cotangent: Approx,
     return Backward(
         side_gradient(matmul(raw, key, p, SCALE, scale), p),
         None if block.bias is None else broadcast_terms(biased, block.bias.value.shape),
-        sums(transpose(raw), query),
+        sums(transpose(raw), query, settings.queries),
         values,
         None if settings.sinks is None else sink_terms(rows, sink, p),
     )

@@ -195,3 +195,8 @@ def logsumexp_alone(case: Case) -> Case:
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return NumPy's dtype, or that of `ml_dtypes` for bfloat16."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def reverse_last_axis(array: np.ndarray) -> np.ndarray:
+    """Return other numbers of the same size; ids stay."""
+    return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])

@@ -516,6 +516,20 @@ def fit_width(size: int, name: str, declaration: Declaration, unit: int = 1) -> 
     return whole if limit is None else min(whole, limit // multiple * multiple)
 
 
+def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
+    """What the subject declares of arithmetic and formulas, in a case of this dtype, other than the definition's."""
+    declared = {name: declaration.convention(name) for name in (*FORMULAS, *PRECISIONS)}
+    declared = {name: value for name, value in declared.items() if value != CONVENTIONS[name][0]}
+    if declared.get("shared_heads") == "inputs":
+        declared["shared_sums"] = "inputs"
+    if "rotation" in declared:
+        declared["sines"] = "inputs"
+    if declared.get("rotation") == "rounded":  # the sines alone
+        del declared["rotation"]
+    formats = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
+    return {name: value for name, value in formats.items() if name == "angles" or value not in ("float32", "float64")}
+
+
 # --- what a function says of itself -----------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from conformance.cases.case import Case, heads_and_keys, list_arrays, masked_dimensions, widths_of
+from conformance.cases.case import Case, heads_and_keys, list_arrays, masked_dimensions, numpy_dtype, widths_of
 from conformance.cases.operation import (
     HEADS,
     OFFSET,
@@ -29,6 +29,7 @@ from conformance.cases.operation import (
     name_leading_axes,
 )
 from specification import FeedForward, GatedFeedForward, MultiHeadAttention
+from specification.dtypes import FLOATING, compute_dtype_name
 from specification.optimizers import AdamState, SgdState
 
 FEATURE_RULES = {
@@ -599,3 +600,19 @@ def operations() -> dict[str, OperationFacts]:
 
 def operation_facts(name: str) -> OperationFacts:
     return BY_NAME[name]
+
+
+def convert_dtype(case: Case, dtype: str) -> Case:
+    """The case with its numbers rounded to another dtype; every float16, bfloat16 and float32 is a float64."""
+    record = operation_facts(case.operation)
+
+    def convert(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        dtypes = {name: compute_dtype_name(dtype) if record.is_wide(name) else dtype for name in arrays}
+        with np.errstate(over="ignore"):
+            return {
+                name: array.astype(numpy_dtype(dtypes[name])) if str(array.dtype) in FLOATING else array
+                for name, array in arrays.items()
+            }
+
+    options = case.options | ({"dtype": dtype} if "dtype" in case.options else {})
+    return replace(case, dtype=dtype, inputs=convert(case.inputs), options=options, cotangents=convert(case.cotangents))

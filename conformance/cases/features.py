@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS
@@ -99,6 +100,13 @@ def replace_parts(mask: Mask | None, parts: Sequence[Mask]) -> Mask | None:
         return type(part)(rebuild(part.left), rebuild(part.right)) if isinstance(part, And | Or) else next(others, part)
 
     return rebuild(mask)
+
+
+def set_offset(mask: Mask | None, offset: int) -> Any:
+    """The same with every causal mask and window at this offset."""
+    shifted = (Causal, SlidingWindow)
+    parts = [replace(part, offset=offset) if isinstance(part, shifted) else part for part in mask_parts(mask)]
+    return replace_parts(mask, parts)
 
 
 def mask_kinds(mask: Mask | None) -> set[str]:

@@ -8,9 +8,14 @@ so that a kernel which reads on there gets a wrong number.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from conformance.cases.case import Case
+from specification.masks import map_arrays
 
 CONTIGUOUS = "contiguous"
 SHARED = ("shared batch", "shared heads", "shared rows", "one number")
@@ -102,6 +107,21 @@ def equal_along(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """The array with its first values along these axes everywhere."""
     first = array[tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(array.ndim))]
     return np.array(np.broadcast_to(first, array.shape))
+
+
+def apply_memory(case: Case, memory: dict[str, str]) -> Case:
+    """The case with these layouts; values along axes of stride 0 are made equal."""
+
+    def equal(name: str, array: np.ndarray) -> np.ndarray:
+        axes = shared_axes(memory.get(name, ""), array.ndim)
+        return equal_along(np.asarray(array), axes) if axes else array
+
+    inputs = {name: equal(name, array) for name, array in case.inputs.items()}
+    cotangents = {name: equal("cotangent", array) for name, array in case.cotangents.items()}
+    options = dict(case.options)
+    for name in set(memory) & {"mask", "dropout_keep"} & set(options):
+        options[name] = map_arrays(options[name], partial(equal, name))
+    return replace(case, inputs=inputs, options=options, cotangents=cotangents, memory=memory)
 
 
 def place_array(array: np.ndarray, layout: str, heads: int = 1) -> tuple[np.ndarray, Placement]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -27,11 +27,13 @@ from conformance.checks.levels import CORE, ROBUST, STRICT, higher
 from conformance.checks.refusals import Refusal, refusal_failure
 from conformance.checks.state import check_history, check_interleaved, check_repetitions, check_threads, prepare_all
 from conformance.oracle.reference import oracle
-from conformance.sampling.draws import CaseStrategy
 from conformance.subjects.subject import Subject
 from conformance.subjects.wrong_answers import WrongAnswer
 from specification import Dense
 from specification.dtypes import FLOATING
+
+if TYPE_CHECKING:
+    from conformance.sampling.draws import CaseStrategy
 
 Findings = list[Finding]
 Example = TypeVar("Example")

@@ -13,7 +13,7 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
-from conformance.cases.case import Case
+from conformance.cases.case import Case, reverse_last_axis
 from conformance.cases.layouts import REFUSABLE
 from conformance.checks.comparison import breaks, judge
 from conformance.checks.findings import (
@@ -29,7 +29,6 @@ from conformance.checks.findings import (
 )
 from conformance.checks.levels import CORE, ROBUST, STRICT
 from conformance.oracle.reference import oracle
-from conformance.sampling.histories import reverse_last_axis
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
 from conformance.subjects.subject import Answers, Subject, differentiable
 from conformance.subjects.wrong_answers import Missing, WrongAnswer

@@ -14,7 +14,7 @@ import numpy as np
 from conformance.bounds.arithmetic import FORMATS
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
-from conformance.cases.declaration import CONVENTIONS, FORMULAS, OPEN_AT_INFINITY, PRECISIONS, Declaration
+from conformance.cases.declaration import CONVENTIONS, FORMULAS, OPEN_AT_INFINITY, PRECISIONS, Declaration, roundings
 from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
 from conformance.checks.findings import same_error
@@ -31,7 +31,6 @@ from conformance.mistakes.condition import Condition
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import depends_on_layout
-from conformance.sampling.strategies import roundings
 
 
 def find_causes(results: Results, runner: Runner) -> list[Cause]:

@@ -16,7 +16,6 @@ from conformance.checks.catalogue import Probe
 from conformance.diagnosis.evidence import Evidence
 from conformance.runner.dimensions import Part, cast, sizes_of, take_parts
 from conformance.runner.shrinking import align_masks
-from conformance.sampling.draws import draw_cases
 from specification.dtypes import FLOATING
 
 NUMBERS, EXACT_NUMBERS = 2**18, 2**12
@@ -31,6 +30,8 @@ FAR = 4
 
 def draw_experiments(evidence: Evidence, declaration: Declaration, probes: Mapping[str, Probe]) -> Iterator[Case]:
     """Draw cases by turns: like one that fails, and others of its probe, which have other options."""
+    from conformance.sampling.draws import draw_cases  # Hypothesis, which `compare` does without
+
     drawn = draw_cases(probes[evidence.probe].cases, PROBED, SEED) if evidence.probe in probes else ()
     probed = (example for _, example in drawn if isinstance(example, Case) and not example.special)
     return filter(affordable, take_turns((draw_like(evidence, declaration), probed)))

@@ -24,7 +24,7 @@ from conformance.cases.arguments import (
     results_of,
 )
 from conformance.cases.case import Case, heads_and_keys, numpy_dtype
-from conformance.cases.declaration import Declaration, read_conventions
+from conformance.cases.declaration import Declaration, read_conventions, roundings
 from conformance.cases.facts import operation_facts, operations
 from conformance.cases.features import mask_parts, replace_parts
 from conformance.cases.options import refuse_unknown
@@ -38,13 +38,11 @@ from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, weigh
 from conformance.diagnosis.explanation import Explanation, screen
 from conformance.diagnosis.pattern import Pattern, find_places
-from conformance.judge.thresholds import work
 from conformance.mistakes.call import Call
 from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.condition import Condition
 from conformance.oracle.reference import balls_available, oracle
-from conformance.runner.dimensions import Part, array_axes, layout_of, resize_array, take_parts
-from conformance.sampling.strategies import roundings
+from conformance.runner.dimensions import Part, array_axes, layout_of, resize_array, take_parts, work
 from conformance.subjects.conventions import (
     has_layout,
     invert_mask,

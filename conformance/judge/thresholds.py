@@ -26,7 +26,7 @@ from conformance.checks.comparison import worst
 from conformance.checks.findings import AxisName, Kind, Threshold
 from conformance.checks.results import Violation
 from conformance.judge.smallest_case import error_finder
-from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, take_parts
+from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, take_parts, work
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import align_masks, cuttable, map_cases, plain_numbers
 
@@ -253,14 +253,6 @@ def may_be_hidden(size: int, ratios: dict[int, float]) -> bool:
     """Whether an error of a right size may lie within its bound: at the next smaller wrong size it is hardly larger."""
     below = [n for n, ratio in ratios.items() if ratio > 1 and n < size]
     return bool(below) and ratios[max(below)] < HARDLY
-
-
-def work(case: Case) -> int:
-    """About how many multiplications it takes, gradients aside."""
-    s = sizes_of(case)
-    if "G" in s and "K" in s:
-        return s["B"] * s["G"] * s["S"] * s["Q"] * s["K"] * (s["D"] + s.get("V", 0))
-    return math.prod(max(size, 1) for name, size in s.items() if name not in (OFFSET, "vocabulary"))
 
 
 def nearby_sizes(size: int, largest: int) -> list[int]:

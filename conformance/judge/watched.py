@@ -15,7 +15,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case, heads_and_keys, widths_of
-from conformance.cases.declaration import Declaration, read_conventions
+from conformance.cases.declaration import Declaration, read_conventions, roundings
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT, Check, Example, Shared, has_special_values
@@ -35,7 +35,6 @@ from conformance.mistakes.mistake import Mistake
 from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available, oracle
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import change_dtype
-from conformance.sampling.strategies import roundings
 from conformance.subjects.attention_calls import GIVEN, AttentionCall, CallSubject, case_of, mask_form
 from conformance.subjects.subject import Subject
 from specification.dtypes import HALF

@@ -16,21 +16,9 @@ import numpy as np
 from conformance.cases.arguments import gradient_name, replace_kernel_arguments
 from conformance.cases.case import Case, logsumexp_alone, output_alone
 from conformance.cases.expectations import Exact, nan_rows
+from conformance.cases.facts import convert_dtype
 from conformance.oracle.departures import depart, restate
 from conformance.subjects.subject import NumpySubject
-from specification.dtypes import FLOATING
-
-
-def widen_case(case: Case) -> Case:
-    """The same case in float64; every float16, bfloat16 and float32 is a float64."""
-
-    def wide(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {n: a.astype(np.float64) if str(a.dtype) in FLOATING else a for n, a in arrays.items()}
-
-    options = dict(case.options)
-    if "dtype" in options:
-        options["dtype"] = "float64"
-    return replace(case, dtype="float64", inputs=wide(case.inputs), cotangents=wide(case.cotangents), options=options)
 
 
 def evaluate_definition(case: Case) -> dict[str, Exact]:
@@ -39,7 +27,7 @@ def evaluate_definition(case: Case) -> dict[str, Exact]:
         pairs = {name: (output[name], exact) for name, exact in logsumexp.items() if name != "output"}
         sums = {name: Exact(one.high + other.high, one.low + other.low) for name, (one, other) in pairs.items()}
         return output | sums | {"logsumexp": logsumexp["output"]}
-    answers = NumpySubject()(restate(widen_case(case)))
+    answers = NumpySubject()(restate(convert_dtype(case, "float64")))
     return depart(case, {name: Exact(array, np.zeros_like(array)) for name, array in answers.items()})
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration
+from conformance.cases.declaration import Declaration, roundings
 from conformance.cases.facts import operation_facts
 from conformance.checks.catalogue import (
     AFTER_OTHER_CALLS,
@@ -49,7 +49,6 @@ from conformance.peers.peer import Peer, return_case, takes_anything
 from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.sampling.draws import Rows
-from conformance.sampling.strategies import roundings
 
 if TYPE_CHECKING:
     from conformance.cases.expectations import CaseExample

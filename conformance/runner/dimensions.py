@@ -15,9 +15,9 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import mask_parts, replace_parts
+from conformance.cases.layouts import apply_memory
 from conformance.cases.operation import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.checks.findings import AxisName
-from conformance.sampling.strategies import apply_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.rotary import DynamicScaling, LongRopeScaling
 
@@ -52,6 +52,14 @@ class Layout(NamedTuple):
 
 def sizes_of(case: Case) -> Sizes:
     return layout_of(case).sizes
+
+
+def work(case: Case) -> int:
+    """About how many multiplications it takes, gradients aside."""
+    s = sizes_of(case)
+    if "G" in s and "K" in s:
+        return s["B"] * s["G"] * s["S"] * s["Q"] * s["K"] * (s["D"] + s.get("V", 0))
+    return math.prod(max(size, 1) for name, size in s.items() if name not in (OFFSET, "vocabulary"))
 
 
 def layout_of(case: Case) -> Layout:

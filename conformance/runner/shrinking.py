@@ -18,10 +18,11 @@ import numpy as np
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS, expected_dtype
 from conformance.cases.case import Case, heads_and_keys, join_projections, numpy_dtype, output_alone
-from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
+from conformance.cases.declaration import SIMPLEST_FIRST, Declaration, roundings
 from conformance.cases.expectations import CaseExample, Planted, allowed_pairs, asked_case, change_cases, empty_rows
 from conformance.cases.facts import operation_facts
-from conformance.cases.features import alignment, has_masks, supports_case
+from conformance.cases.features import alignment, has_masks, set_offset, supports_case
+from conformance.cases.layouts import apply_memory
 from conformance.cases.operation import OFFSET
 from conformance.cases.signatures import definition, equals_default
 from conformance.checks.catalogue import Check
@@ -29,7 +30,6 @@ from conformance.checks.comparison import breaks
 from conformance.checks.levels import STRICT
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner
-from conformance.sampling.strategies import apply_memory, roundings, set_offset
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Dense, Or
 

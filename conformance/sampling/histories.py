@@ -15,15 +15,14 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.bounds.arithmetic import UNIT_ROUNDOFF
-from conformance.cases.case import Case, numpy_dtype
-from conformance.cases.declaration import Declaration, Sizes, fit_width
-from conformance.cases.facts import operation_facts
+from conformance.cases.case import Case, reverse_last_axis
+from conformance.cases.declaration import Declaration, Sizes, fit_width, roundings
+from conformance.cases.facts import convert_dtype, operation_facts
 from conformance.cases.signatures import definition
 from conformance.oracle.reference import balls_available
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, require_some
-from specification.dtypes import FLOATING, compute_dtype_name
 
 Cases = tuple[Case, ...]
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
@@ -204,38 +203,10 @@ def dtype_history(
     """
     order = sorted(dtypes, key=UNIT_ROUNDOFF.__getitem__, reverse=True)
     case = draw(operation_cases(operation, (order[-1],), declaration).filter(is_finite))
-    cases = [convert_dtype(case, dtype, declaration) for dtype in order[:count]]
+    converted = [convert_dtype(case, dtype) for dtype in order[:count]]
+    cases = [replace(case, rounding=roundings(declaration, case.dtype)) for case in converted]
     assume(all(map(is_finite, cases)))
     return tuple(cases)
-
-
-def convert_dtype(case: Case, dtype: str, declaration: Declaration) -> Case:
-    """The case with its numbers rounded to another dtype."""
-
-    def convert(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        dtypes = {name: compute_dtype_name(dtype) if record.is_wide(name) else dtype for name in arrays}
-        with np.errstate(over="ignore"):
-            return {
-                name: array.astype(numpy_dtype(dtypes[name])) if str(array.dtype) in FLOATING else array
-                for name, array in arrays.items()
-            }
-
-    record = operation_facts(case.operation)
-
-    options = case.options | ({"dtype": dtype} if "dtype" in case.options else {})
-    return replace(
-        case,
-        dtype=dtype,
-        inputs=convert(case.inputs),
-        options=options,
-        cotangents=convert(case.cotangents),
-        rounding=generation.roundings(declaration, dtype),
-    )
-
-
-def reverse_last_axis(array: np.ndarray) -> np.ndarray:
-    """Return other numbers of the same size; ids stay."""
-    return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])
 
 
 def reverse_numbers(case: Case) -> Case:

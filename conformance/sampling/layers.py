@@ -11,7 +11,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case, numpy_dtype
-from conformance.cases.declaration import EVERYTHING, Declaration, fit_width
+from conformance.cases.declaration import EVERYTHING, Declaration, fit_width, roundings
 from conformance.cases.facts import operation_facts
 from conformance.oracle.reference import ball_work
 from conformance.sampling.strategies import (
@@ -30,7 +30,6 @@ from conformance.sampling.strategies import (
     judged_dtypes,
     require_some,
     reset_lacking,
-    roundings,
     seeds,
     select_cotangents,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.arguments import result_names
 from conformance.cases.case import Case, numpy_dtype
-from conformance.cases.declaration import EVERYTHING, Declaration, fit_width
+from conformance.cases.declaration import EVERYTHING, Declaration, fit_width, roundings
 from conformance.cases.operation import OFFSET
 from conformance.cases.signatures import default
 from conformance.oracle.reference import AFFORDABLE, ball_work
@@ -30,7 +30,6 @@ from conformance.sampling.strategies import (
     judged_dtypes,
     require_some,
     reset_lacking,
-    roundings,
     seeds,
     select_cotangents,
 )

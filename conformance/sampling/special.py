@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.arguments import padded_queries as rows_past
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, Declaration, Sizes
+from conformance.cases.declaration import EVERYTHING, Declaration, Sizes, roundings
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.sampling.strategies import (
     ALIKE,
@@ -23,7 +23,6 @@ from conformance.sampling.strategies import (
     empty_row_convention,
     judged_dtypes,
     merge_cases,
-    roundings,
     seeds,
     select_cotangents,
     sizes,

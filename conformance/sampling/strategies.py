@@ -23,19 +23,17 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import (
-    CONVENTIONS,
     EVERYTHING,
-    FORMULAS,
-    PRECISIONS,
     SIMPLEST_FIRST,
     Declaration,
     Sizes,
     Window,
     adapt_sizes,
+    roundings,
 )
 from conformance.cases.expectations import empty_rows as rows_without_keys
-from conformance.cases.features import alignment, mask_parts, replace_parts
-from conformance.cases.layouts import LAYOUTS, REFUSABLE, SHARED, changes_placement, equal_along, shared_axes
+from conformance.cases.features import alignment, set_offset
+from conformance.cases.layouts import LAYOUTS, REFUSABLE, SHARED, apply_memory, changes_placement
 from conformance.cases.signatures import default
 from conformance.oracle.reference import ball_work, balls_available
 from reference_numpy import materialize
@@ -278,21 +276,6 @@ def memory_cases(draw: st.DrawFn, cases: st.SearchStrategy[Case], layout: str, d
     return draw_memory(draw, replace(draw(cases), memory={}), declaration, layout)
 
 
-def apply_memory(case: Case, memory: dict[str, str]) -> Case:
-    """The case with these layouts; values along axes of stride 0 are made equal."""
-
-    def equal(name: str, array: np.ndarray) -> np.ndarray:
-        axes = shared_axes(memory.get(name, ""), array.ndim)
-        return equal_along(np.asarray(array), axes) if axes else array
-
-    inputs = {name: equal(name, array) for name, array in case.inputs.items()}
-    cotangents = {name: equal("cotangent", array) for name, array in case.cotangents.items()}
-    options = dict(case.options)
-    for name in set(memory) & {"mask", "dropout_keep"} & set(options):
-        options[name] = map_arrays(options[name], partial(equal, name))
-    return replace(case, inputs=inputs, options=options, cotangents=cotangents, memory=memory)
-
-
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
@@ -464,13 +447,6 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
     return mask if "offset" in declaration else set_offset(mask, aligned)
 
 
-def set_offset(mask: Mask | None, offset: int) -> Any:
-    """The same with every causal mask and window at this offset."""
-    shifted = (Causal, SlidingWindow)
-    parts = [replace(part, offset=offset) if isinstance(part, shifted) else part for part in mask_parts(mask)]
-    return replace_parts(mask, parts)
-
-
 def kinds_of_masks(declaration: Declaration) -> tuple[list[str], tuple[str, ...]]:
     """(kinds that the subject takes, "combined" if it takes several at once)."""
     kinds = sorted(declaration.masks)
@@ -605,20 +581,6 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
     convention = declaration.convention("empty_rows")
     sums = operation == "attention_logsumexp" or declaration.returns_both(operation)
     return "any" if sums and convention != "zero" else convention
-
-
-def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """What the subject declares of arithmetic and formulas, in a case of this dtype, other than the definition's."""
-    declared = {name: declaration.convention(name) for name in (*FORMULAS, *PRECISIONS)}
-    declared = {name: value for name, value in declared.items() if value != CONVENTIONS[name][0]}
-    if declared.get("shared_heads") == "inputs":
-        declared["shared_sums"] = "inputs"
-    if "rotation" in declared:
-        declared["sines"] = "inputs"
-    if declared.get("rotation") == "rounded":  # the sines alone
-        del declared["rotation"]
-    formats = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
-    return {name: value for name, value in formats.items() if name == "angles" or value not in ("float32", "float64")}
 
 
 NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")

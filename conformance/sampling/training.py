@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.bounds import optimizers as bounds_of
 from conformance.cases.case import Case, numpy_dtype
-from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.declaration import EVERYTHING, Declaration, roundings
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import equals_default
 from conformance.oracle.reference import ball_work
@@ -26,7 +26,6 @@ from conformance.sampling.strategies import (
     draw_option,
     edges,
     reset_lacking,
-    roundings,
     seeds,
     select_cotangents,
 )

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.cases.layouts import LAYOUTS, SHARED
+from conformance.cases.layouts import LAYOUTS, SHARED, apply_memory
 from conformance.checks.independence import check_determinism, check_memory
 from conformance.peers.engines import Engine, limit_engine
-from conformance.sampling.strategies import apply_memory
 from specification import Causal, Dense, KeyLengths
 from specification.masks import map_arrays
 from tests.support.engine_cases import (

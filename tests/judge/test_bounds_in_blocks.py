@@ -75,6 +75,14 @@ def test_in_blocks_as_in_one(name: str, size: int, monkeypatch: pytest.MonkeyPat
     assert not differing(CASES[name], size, monkeypatch)
 
 
+@pytest.mark.parametrize("rows", [1, 8, 20])
+def test_few_queries_of_many_in_a_block(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squares are added up over all queries also where each block has so few that its absolute terms would do."""
+    query, key, value, cotangent = (random(1, 1, length, D) for length in (200, 64, 64, 200))
+    of = Case("attention", "float32", {"query": query, "key": key, "value": value}, {}, {"output": cotangent})
+    assert not differing(of, rows * 64, monkeypatch)
+
+
 def test_a_block_that_is_left_out_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sums, "__add__", lambda self, other: self)
     assert differing(CASES["plain"], 1, monkeypatch) == ["gradient of key", "gradient of value"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -528,6 +530,19 @@ def test_gradients_that_would_not_be_judged_are_refused(name: str) -> None:
 def test_gradients_that_are_no_arrays_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         conformance.compare("attention", attention(**GIVEN), **GIVEN, **given)
+
+
+def test_importing_compare_loads_no_framework_and_no_hypothesis() -> None:
+    """A test of a kernel that compares one call waits for the import: each of these takes more time than the rest."""
+    program = """
+import sys
+from conformance import compare
+print({"hypothesis", "jax", "torch"} & sys.modules.keys())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=DOCUMENTS.parent, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
 def test_results_of_no_floating_input_have_the_dtype_of_the_definition() -> None:

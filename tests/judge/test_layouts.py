@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 import torch_impl
 from conformance import declare
 from conformance.cases import layouts
+from conformance.cases.layouts import apply_memory
 from conformance.checks.encoding import decode, encode
 from conformance.judge import trial
 from conformance.runner.shrinking import depends_on_layout
-from conformance.sampling.strategies import apply_memory, draw_memory
+from conformance.sampling.strategies import draw_memory
 from conformance.subjects import frameworks
 from specification import Dense
 from tests.support.drawn_once import once

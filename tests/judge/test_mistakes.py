@@ -14,6 +14,7 @@ import pytest
 
 from conformance.cases.arguments import replace_kernel_arguments
 from conformance.cases.declaration import FEATURES
+from conformance.cases.facts import convert_dtype
 from conformance.cases.signatures import refuse_meaningless
 from conformance.checks.levels import JUDGED
 from conformance.judge import plan
@@ -76,7 +77,7 @@ def empty_cases(operation: str) -> list[Case]:
 
 def call_in_float64(case: Case) -> Call:
     """The call in float64, compared with the definition: exact results are slow there."""
-    wide = reference.widen_case(case)
+    wide = convert_dtype(case, "float64")
     return Call.make(wide, reference.evaluate_definition(replace_kernel_arguments(wide)), bound(wide))
 
 

@@ -14,11 +14,10 @@ import reference_numpy
 import torch_impl
 from conformance.bounds.operations import BOUNDS
 from conformance.cases.arguments import results_of
-from conformance.cases.declaration import CONVENTIONS, FEATURES, PRECISIONS
+from conformance.cases.declaration import CONVENTIONS, FEATURES, PRECISIONS, roundings
 from conformance.oracle.reference import PER_NUMBER, WORK, evaluate_definition
 from conformance.runner.dimensions import layout_of
 from conformance.sampling.operations import CASES
-from conformance.sampling.strategies import roundings
 from conformance.selftest import selftest
 from specification.rules import RULES
 from tests.support.helpers import EVERYTHING, OPERATIONS, Case, bound, catalogue, draw_cases, operation_cases

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from conformance.cases.case import Case, numpy_dtype
-from conformance.cases.declaration import Declaration
+from conformance.cases.declaration import Declaration, roundings
 from conformance.cases.expectations import allowed_pairs, change_cases
 from conformance.cases.features import supports_case
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, Check, probe_id, takes_described_arrays
 from conformance.checks.encoding import decode, decode_array
 from conformance.checks.levels import CORE
 from conformance.oracle.reference import balls_available
-from conformance.sampling.strategies import roundings
 
 if TYPE_CHECKING:
     from conformance.cases.expectations import CaseExample

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases import case as judged
-from conformance.cases.declaration import EVERYTHING
-from conformance.sampling.strategies import roundings
+from conformance.cases.declaration import EVERYTHING, roundings
 from conformance.timing.subjects.timed_subject import Prepared
 from conformance.timing.timed_case import Arrays, Case
 from reference_numpy.masks import allowed_pairs
