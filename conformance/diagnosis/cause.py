@@ -94,12 +94,16 @@ class Cause:
 
     @property
     def limits(self) -> dict[str, int]:
-        """By dimension: the largest size that the subject answered, where the smallest case that fails is larger."""
+        """By dimension: the largest size that the subject answered, where the smallest case that fails is larger.
+
+        None where larger sizes are right, which no limit would leave to be tried.
+        """
         detail, cut = self.lead.finding.detail, self.lead.uncut is not None
         size = detail.size if cut and isinstance(detail, NoAnswer) else None
         if size is None or self.lead.case is None or dimensions(self.lead.case).get(size.dimension, 0) <= size.answered:
             return {}
-        return {size.dimension: size.answered} if size.answered else {}
+        right = [max(one.right, default=0) for one in self.lead.threshold if one.kind != "product"]
+        return {size.dimension: size.answered} if size.answered >= max(right, default=0) and size.answered else {}
 
     @property
     def has_other_layout(self) -> bool:

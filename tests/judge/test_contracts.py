@@ -568,6 +568,17 @@ def test_the_limit_of_a_table_is_offered(supports: str | None) -> None:
     assert violated(rotary_embedding, **given | {"limits": {"table": int(size)}}) == []
 
 
+def test_no_limit_is_offered_where_larger_sizes_are_right() -> None:
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        if key.shape[2] > 200 and key.shape[2] % 128:
+            raise ValueError("keys")
+        return reference_numpy.attention(query, key, value, mask=mask)
+
+    report = check(attention, "attention", effort="quick", seed=1, rules="MASK-1")
+    assert [violation.rule for violation in report.violations] == ["MASK-1"]
+    assert report.causes[0].limits == {}
+
+
 ANY_WIDTH = {name: size for name, size in SMALL.items() if not name.endswith("width")}
 
 
