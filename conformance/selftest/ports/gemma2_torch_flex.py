@@ -20,7 +20,8 @@ def build(config: dict[str, Any], state_dict: dict[str, Any]) -> Any:
     eps, cap = config.get("rms_norm_eps", 1e-6), config.get("attn_logit_softcapping", 50.0)
     last_cap, window = config.get("final_logit_softcapping", 30.0), config.get("sliding_window", 4096)
     kind = "none" if config.get("hidden_activation") == "gelu" else "tanh"
-    inv_freq = 10000.0 ** (-torch.arange(0, D, 2).double() / D)
+    base = (config.get("rope_parameters") or {}).get("rope_theta", 10000.0)
+    inv_freq = base ** (-torch.arange(0, D, 2).double() / D)
 
     def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x.float(), weight.shape, 1 + weight.float(), eps).to(dtype)

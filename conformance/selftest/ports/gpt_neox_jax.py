@@ -44,7 +44,9 @@ def build(config: dict[str, Any], state_dict: dict[str, Any]) -> Any:
 
     def attend(p: dict[str, Any], x: jax.Array, mask: jax.Array) -> jax.Array:
         B, T, _ = x.shape
-        qkv = x @ p["attention.query_key_value.weight"].T + p.get("attention.query_key_value.bias", jnp.zeros((), dtype))
+        qkv = x @ p["attention.query_key_value.weight"].T + p.get(
+            "attention.query_key_value.bias", jnp.zeros((), dtype)
+        )
         q, k, v = jnp.split(qkv.reshape(B, T, H, 3 * D), 3, axis=-1)
         scores = jnp.einsum("bqhd,bkhd->bhqk", rotate(q), rotate(k), preferred_element_type=jnp.float32) / D**0.5
         # A power of two for each key, of scores times log2(e).

@@ -76,7 +76,9 @@ def build(config: dict[str, Any], state_dict: dict[str, np.ndarray]) -> Any:
             x = x + transform(f"{block}.{1 + decodes}.DenseReluDense", norm(f"{block}.{1 + decodes}.layer_norm", x))
         return norm(f"{stack}.final_layer_norm", x)
 
-    def t5(source: np.ndarray, target: np.ndarray, source_key_padding: Any = None, target_key_padding: Any = None) -> Any:
+    def t5(
+        source: np.ndarray, target: np.ndarray, source_key_padding: Any = None, target_key_padding: Any = None
+    ) -> Any:
         x = run("decoder", target, target_key_padding, run("encoder", source, source_key_padding), source_key_padding)
         scale = config["d_model"] ** -0.5 if config.get("tie_word_embeddings", True) else 1
         return (x * scale @ find_head(w, "shared.weight").T).astype(np.float32)
