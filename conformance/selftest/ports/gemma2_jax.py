@@ -16,10 +16,10 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return (normed * (1 + scale.astype(jnp.float32))).astype(x.dtype)
 
 
-def rotate(x: jax.Array) -> jax.Array:
+def rotate(x: jax.Array, base: float) -> jax.Array:
     """x: [B, T, heads, D]."""
     T, D = x.shape[1], x.shape[-1]
-    timescale = 10000.0 ** (2 * jnp.arange(D // 2) / D)
+    timescale = base ** (2 * jnp.arange(D // 2) / D)
     radians = (jnp.arange(T)[:, None] / timescale)[:, None, :]
     sin, cos = jnp.sin(radians), jnp.cos(radians)
     first, second = jnp.split(x, 2, axis=-1)
@@ -33,6 +33,7 @@ def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
 def attention(config: dict[str, Any], layer: dict[str, Any], x: jax.Array, mask: jax.Array) -> jax.Array:
     B, T, _ = x.shape
     H, G, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    base = (config.get("rope_parameters") or {}).get("rope_theta", 10000.0)
 
     def project(name: str, heads: int) -> jax.Array:
         y = x @ layer[f"self_attn.{name}.weight"].T
@@ -40,8 +41,8 @@ def attention(config: dict[str, Any], layer: dict[str, Any], x: jax.Array, mask:
             y = y + layer[f"self_attn.{name}.bias"]
         return y.reshape(B, T, heads, D)
 
-    q = rotate(project("q_proj", H)) * config.get("query_pre_attn_scalar", 256) ** -0.5
-    k, v = rotate(project("k_proj", G)), project("v_proj", G)
+    q = rotate(project("q_proj", H), base) * config.get("query_pre_attn_scalar", 256) ** -0.5
+    k, v = rotate(project("k_proj", G), base), project("v_proj", G)
     q = q.reshape(B, T, G, H // G, D)
     logits = jnp.einsum("BTGND,BSGD->BTGNS", q, k)
     logits = soft_cap(logits, config.get("attn_logit_softcapping", 50.0))

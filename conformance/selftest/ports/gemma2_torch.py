@@ -34,13 +34,14 @@ class Attention(nn.Module):
         self.scale = config.get("query_pre_attn_scalar", 256) ** -0.5
         self.softcap = config.get("attn_logit_softcapping", 50.0)
         self.window = config.get("sliding_window", 4096) if index % 2 == 0 else None
+        self.base = (config.get("rope_parameters") or {}).get("rope_theta", 10000.0)
         self.q_proj = nn.Linear(E, self.H * self.D, bias=bias)
         self.k_proj = nn.Linear(E, self.G * self.D, bias=bias)
         self.v_proj = nn.Linear(E, self.G * self.D, bias=bias)
         self.o_proj = nn.Linear(self.H * self.D, E, bias=bias)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        inv_freq = 10000.0 ** (-torch.arange(0, self.D, 2, dtype=torch.float64) / self.D)
+        inv_freq = self.base ** (-torch.arange(0, self.D, 2, dtype=torch.float64) / self.D)
         angle = torch.arange(x.shape[2])[:, None] * inv_freq
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         a, b = x[..., : self.D // 2], x[..., self.D // 2 :]

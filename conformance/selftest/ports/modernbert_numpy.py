@@ -43,7 +43,9 @@ class ModernBert:
         half = x.shape[-1] // 2
         angle = positions[:, None] / theta ** (np.arange(half) / half)
         cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-        return np.concatenate([x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin], -1)
+        return np.concatenate(
+            [x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin], -1
+        )
 
     def attention(self, layer: dict[str, np.ndarray], x: np.ndarray, positions: np.ndarray, is_global: bool) -> Any:
         N, E = x.shape

@@ -43,5 +43,17 @@ PORTS: tuple[Port, ...] = (
     Port("vit_jax", "vit", "jax"),
 )
 """Ports in the usual way."""
-VARIANTS: tuple[Port, ...] = ()
+VARIANTS: tuple[Port, ...] = (
+    Port("bert_torch_fused", "bert", "torch"),
+    Port("bert_torch_encoder", "bert", "torch"),
+    Port("gpt2_torch_compile", "gpt2", "torch"),
+    Port("gpt2_jax_blocks", "gpt2", "jax"),
+    Port("llama_torch_complex", "llama", "torch"),
+    Port("llama_jax_scan", "llama", "jax"),
+    Port("llama_numpy_folded", "llama", "numpy"),
+    Port("gemma2_torch_flex", "gemma2", "torch"),
+    Port("gpt_neox_jax", "gpt_neox", "jax"),
+    Port("t5_numpy", "t5", "numpy"),
+    Port("vit_torch_mha", "vit", "torch"),
+)
 """Right ports that compute otherwise than is usual."""
