@@ -41,6 +41,7 @@ from reference_numpy import blocks, materialize
 from reference_numpy.attention_steps import fill_empty_rows, repeat_heads, resolve_scale
 from reference_numpy.feed_forward import ACTIVATIONS
 from reference_numpy.positions import sinusoidal_positions
+from reference_numpy.rotary import rotary_table
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.masks import Mask
 from specification.parameters import FeedForward, GatedFeedForward, Linear
@@ -50,6 +51,15 @@ TRANSFORMER = importlib.import_module("reference_numpy.transformer")  # the pack
 RUNS = 48
 """Of the noisy definition. More runs lower the quantile slowly: for 30,000 elements it is 15 at 32, 12 at 48 and 9.8 at
 96."""
+MOST_NUMBERS = 2**19
+"""Of the results of runs that stand in one batch: small models take less time so, and large ones little memory."""
+SCALING = 4.0
+"""Roundings of a rotary frequency that its scaling adds at most."""
+OPERATIONS = (
+    *("linear", "attention", "layer_norm", "rms_norm", "standard_deviation_norm", "rotary_table", "rotate"),
+    *("feed_forward", "gated_feed_forward", "add", "shrink", "squeeze", "log_softmax"),
+)
+"""The definition's functions in whose place those of `Noise` stand."""
 FAILURE = 1e-9
 """Probability that an honest port is accused for one result, so small that ten thousand checks of a hundred results
 each accuse one with probability 1e-3."""
@@ -72,13 +82,20 @@ def quantile(elements: int, runs: int = RUNS) -> float:
 
 
 def noise_bound(computation: Computation, dtype: str, seed: int = 0, runs: int = RUNS) -> tuple[Any, Any]:
-    """Return the exact result of a model and the bound of an honest implementation in that dtype, of one shape."""
+    """Return the exact result of a model and the bound of an honest implementation in that dtype, of one shape.
+
+    Runs stand side by side in one batch, as many as are about MOST_NUMBERS.
+    """
     result = np.asarray(computation.run())
-    squares = np.zeros(result.shape)
-    for run in range(runs):
-        noise = Noise(np.random.default_rng([seed, run]), dtype)
+    at_once = int(np.clip(MOST_NUMBERS // max(result.size, 1), 1, runs))
+    squares, left = np.zeros(result.shape), runs
+    while left > 0:
+        count = min(at_once, left)
+        noise = Noise(np.random.default_rng([seed, left]), dtype, count)
         with np.errstate(all="ignore"):
-            squares += (np.asarray(computation.run(steps=noise.steps)) - result) ** 2
+            several = np.asarray(noise.repeat(computation).run(steps=noise.steps)).reshape(count, *result.shape)
+            squares += np.sum((several - result) ** 2, axis=0)
+        left -= count
     p = Precision.make(dtype)
     scale = np.sqrt(squares / runs * (2 if dtype == "float64" else 1))
     # The last rounding is bounded as it is: in 16 bits it may be all that there is, and is not normal.
@@ -86,22 +103,43 @@ def noise_bound(computation: Computation, dtype: str, seed: int = 0, runs: int =
 
 
 class Noise:
-    """Steps of the definition that round at random. One run of a model has one.
+    """Steps of the definition that round at random, for several runs of a model in one batch.
+
+    What a model computes once for a whole batch, angles and factors, has other noise in each run.
 
     steps: functions by the name of the definition's steps.
     """
 
-    def __init__(self, generator: np.random.Generator, dtype: str) -> None:
-        self.generator, self.p = generator, Precision.make(dtype)
-        own = {
-            name: getattr(self, name)
-            for name in ("linear", "attention", "layer_norm", "rms_norm", "standard_deviation_norm", "rotary_table",
-                         "rotate", "feed_forward", "gated_feed_forward", "add", "shrink", "squeeze", "log_softmax")
-        }  # fmt: skip
+    def __init__(self, generator: np.random.Generator, dtype: str, runs: int) -> None:
+        self.generator, self.p, self.runs = generator, Precision.make(dtype), runs
+        self.shared: dict[int, tuple[np.ndarray, Any]] = {}
+        """By the identity of an array that all runs share, which is kept alive: how each run has it."""
+        own = {name: getattr(self, name) for name in OPERATIONS}
         copied = copy_functions(own, blocks, TRANSFORMER)
-        names = ("attend", "transform", "normalize", "pool")
-        self.steps: dict[str, Any] = own | {name: copied[name] for name in names}
+        self.steps: dict[str, Any] = own | {name: copied[name] for name in ("attend", "transform", "normalize", "pool")}
         self.steps |= {"embedding": self.embedding, "sinusoidal_positions": self.sinusoidal_positions}
+
+    def repeat(self, computation: Computation) -> Computation:
+        """Return the computation with its batch once for each run."""
+
+        def several(array: Any) -> Any:
+            return np.tile(array, (self.runs,) + (1,) * (array.ndim - 1)) if isinstance(array, np.ndarray) else array
+
+        options = {
+            name: value if name.endswith("mask") else several(value) for name, value in computation.options.items()
+        }
+        return computation.change(inputs=tuple(map(several, computation.inputs)), options=options)
+
+    def share(self, array: np.ndarray, by_run: Any) -> Any:
+        """Keep how each run has an array that is computed once."""
+        self.shared[id(array)] = array, by_run
+        return array
+
+    def each_run(self, array: np.ndarray, like: np.ndarray) -> Any:
+        """Return the array as each run has it, once for each element of the batch of `like`."""
+        if id(array) not in self.shared:
+            return array
+        return np.repeat(self.shared[id(array)][1], len(like) // self.runs, axis=0)
 
     # --- roundings ---
 
@@ -197,22 +235,21 @@ class Noise:
     def rotary_table(
         self, positions: np.ndarray, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
     ) -> tuple[Any, Any]:
+        sine, cosine = rotary_table(positions, width, base, scaling, length, dtype)
         exactly = np.array([float(one) for one in exact_frequencies(width, float(base), scaling, length)])
-        frequencies = self.relative(exactly, POW + 4)  # a scaling has four operations more
+        frequencies = self.relative(np.broadcast_to(exactly, (self.runs, 1, 1, len(exactly))), POW + SCALING)
         angles = self.relative(positions[..., None, :, None] * frequencies)
         factor = attention_factor(scaling)
-        return tuple(
-            self.round(factor * self.move(function(angles), TANH * self.p.inner)) for function in (np.sin, np.cos)
-        )  # type: ignore[return-value]
+        moved = [self.round(factor * self.move(f(angles), TANH * self.p.inner)) for f in (np.sin, np.cos)]
+        return self.share(sine, moved[0]), self.share(cosine, moved[1])
 
     def rotate(self, x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
-        exactly = blocks.rotate(x, sine, cosine, pairing)
-        # Two products and their sum; each product is at most as large as the pair.
-        sizes = blocks.rotate(np.abs(x), -np.abs(sine), np.abs(cosine), pairing)
-        other = blocks.rotate(np.abs(x), np.abs(sine), np.abs(cosine), pairing)
+        sine, cosine = self.each_run(sine, x), self.each_run(cosine, x)
         turned = np.arange(x.shape[-1]) < 2 * sine.shape[-1]
-        error = self.p.output * np.maximum(np.abs(sizes), np.abs(other)) * turned
-        return self.round(self.move(exactly, error)) * turned + exactly * ~turned
+        # Each of the two products of a number is at most as large as it is with both signs alike.
+        sizes = [np.abs(blocks.rotate(np.abs(x), sign * np.abs(sine), np.abs(cosine), pairing)) for sign in (-1, 1)]
+        exactly = blocks.rotate(x, sine, cosine, pairing)
+        return np.where(turned, self.round(self.move(exactly, self.p.output * np.maximum(*sizes))), exactly)
 
     def activate(self, name: str, x: np.ndarray) -> Any:
         return self.round(self.move(ACTIVATIONS[name](x), bound_activation(name, exact(x), self.p).error))
@@ -235,17 +272,21 @@ class Noise:
         return self.linear(parameters.outer, hidden)
 
     def add(self, x: np.ndarray, y: np.ndarray) -> Any:
-        return self.round(x + y)
+        return self.round(x + self.each_run(y, x))
 
     def embedding(self, table: np.ndarray, ids: np.ndarray, *, scaled: bool = False) -> Any:
         """The factor sqrt(E) is one number, which a model may hold in its dtype."""
         rows = table[ids]
-        return self.round(rows * self.round(np.sqrt(table.shape[1]))) if scaled else rows
+        if not scaled:
+            return rows
+        factor = self.round(np.full((self.runs, 1, 1), np.sqrt(table.shape[1])))
+        return self.round(rows * np.repeat(factor, len(rows) // self.runs, axis=0))
 
     def sinusoidal_positions(self, length: int, width: int, *, offset: Any = 0, **options: Any) -> Any:
         exactly = sinusoidal_positions(length, width, offset=offset, **options)
-        positions = np.arange(length)[:, None] + offset
-        return self.round(self.move(exactly, self.p.inner * (TANH + (POW + 1) * np.abs(positions))))
+        error = self.p.inner * (TANH + (POW + 1) * np.abs(np.arange(length)[:, None] + offset))
+        by_run = self.round(self.move(np.broadcast_to(exactly, (self.runs, *exactly.shape)), error))
+        return self.share(exactly, by_run)
 
     def shrink(self, x: np.ndarray) -> Any:
         return self.round(self.relative(x / math.sqrt(x.shape[-1])))
