@@ -17,7 +17,8 @@ import numpy as np
 
 from conformance.ports.cases import ModelCase, list_isolated, list_sublayers
 from conformance.ports.computation import Computation
-from conformance.ports.mistakes import ModelMistake, list_mistakes
+from conformance.ports.mistakes.catalogue import list_mistakes
+from conformance.ports.mistakes.mistake import ModelMistake
 from conformance.ports.noise import noise_bound
 from conformance.ports.observation import Observation
 

@@ -18,7 +18,7 @@ from conformance.subjects.wrong_answers import Detail, DtypeOrShape
 if TYPE_CHECKING:
     from conformance.ports.cases import ModelCase
     from conformance.ports.diagnosis import PortCause
-    from conformance.ports.mistakes import ModelMistake
+    from conformance.ports.mistakes.mistake import ModelMistake
     from conformance.ports.observation import Observation
     from conformance.ports.report import ModelReport, ModelViolation
     from conformance.ports.subject import Reply

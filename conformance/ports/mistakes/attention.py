@@ -1,0 +1,361 @@
+"""Mistakes of a block's attention: scale, masks, windows, rotation, and how its projections are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.ports.computation import Step
+from conformance.ports.mistakes.mistake import StepChange, StepMistake, Topic, change_fields, replace_function
+from reference_numpy.multi_head_attention import join_heads
+from specification.configuration import AttentionLayer
+from specification.masks import And, Causal, Dense, KeyPadding, Mask
+from specification.parameters import Linear, MultiHeadAttention
+
+PARAMETERS, QUERY, MEMORY, MASK, DROPOUT, CONFIGURATION, LAYER, BIAS, ROTATION = range(9)
+"""Positions of the arguments of `attend`."""
+DEFAULTS = (None, None, None, None, None, None, AttentionLayer(), None, None)
+BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 160000.0)
+"""Of rotary embeddings: those of Llama 1 and 3, Qwen, Code Llama's neighbours, and ModernBERT."""
+TOPIC = Topic("attention", "MHA-1", ("attend",))
+Projections = Callable[[MultiHeadAttention, int], MultiHeadAttention]
+"""From parameters with every projection in one, and the number of heads."""
+
+
+def complete(step: Step) -> Step:
+    """Return the step with all arguments by position."""
+    return step._replace(arguments=(*step.arguments, *DEFAULTS[len(step.arguments) :]))
+
+
+def set_argument(index: int, value: object) -> StepChange:
+    return lambda step: complete(step).argument(index, value)
+
+
+def head_width(step: Step) -> int:
+    heads: int = step.arguments[CONFIGURATION].num_heads
+    return int(join_heads(step.arguments[PARAMETERS].query).weight.shape[1]) // heads
+
+
+# --- scores and masks -------------------------------------------------------------------------------------------------
+
+
+def change_scale(power: float) -> StepChange:
+    """The scale is the head's width to that power."""
+    return lambda step: change_fields(CONFIGURATION, scale=float(head_width(step)) ** power)(step)
+
+
+def scale_twice(step: Step) -> Step:
+    scale, p = step.arguments[CONFIGURATION].scale, step.arguments[PARAMETERS]
+    widths = {"head_width": head_width(step), "model_width": join_heads(p.query).weight.shape[0]}
+    value = float(widths[scale]) ** -0.5 if isinstance(scale, str) else scale
+    return change_fields(CONFIGURATION, scale=value**2)(step)
+
+
+def change_mask(change: Callable[[Any], Any]) -> StepChange:
+    return lambda step: step.argument(MASK, change(step.arguments[MASK]))
+
+
+def drop_masks(mask: Any, kind: type) -> Any:
+    """Return the mask without parts of that kind."""
+    if isinstance(mask, And):
+        left, right = drop_masks(mask.left, kind), drop_masks(mask.right, kind)
+        return right if left is None else left if right is None else And(left, right)
+    return None if isinstance(mask, kind) else mask
+
+
+def map_masks(mask: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    if isinstance(mask, And):
+        return And(map_masks(mask.left, kind, change), map_masks(mask.right, kind, change))
+    return change(mask) if isinstance(mask, kind) else mask
+
+
+def add_causal(mask: Any) -> Any:
+    if mask is None:
+        return Causal(0)
+    return (mask if isinstance(mask, Mask) else Dense(mask)) & Causal(0)
+
+
+def invert_padding(mask: KeyPadding) -> KeyPadding:
+    return KeyPadding(~np.asarray(mask.keep))
+
+
+def keep_one_element(mask: KeyPadding) -> KeyPadding:
+    """Every sequence has the padding of the first."""
+    keep = np.asarray(mask.keep)
+    return KeyPadding(np.broadcast_to(keep[:1], keep.shape))
+
+
+# --- windows and rotation ---------------------------------------------------------------------------------------------
+
+
+def change_layer(change: Callable[[AttentionLayer], AttentionLayer]) -> StepChange:
+    """Change window or rotation; sine and cosine are made anew."""
+
+    def changed(step: Step) -> Step:
+        step = complete(step)
+        return step.argument(LAYER, change(step.arguments[LAYER])).argument(ROTATION, None)
+
+    return changed
+
+
+def widen_window(left: int, right: int) -> StepChange:
+    def change(layer: AttentionLayer) -> AttentionLayer:
+        if layer.window is None:
+            return layer
+        return replace(layer, window=(max(layer.window[0] + left, 0), max(layer.window[1] + right, 0)))
+
+    return change_layer(change)
+
+
+def change_rotary(**fields: Any) -> StepChange:
+    def change(layer: AttentionLayer) -> AttentionLayer:
+        return layer if layer.rotary is None else replace(layer, rotary=replace(layer.rotary, **fields))
+
+    return change_layer(change)
+
+
+def rotate_share(share: float) -> StepChange:
+    """That share of a head's columns turns."""
+
+    def changed(step: Step) -> Step:
+        width = None if share == 1 else max(int(head_width(step) * share) // 2 * 2, 2)
+        return change_rotary(width=width)(step)
+
+    return changed
+
+
+def turn_back(step: Step) -> Step:
+    """Sine has the other sign."""
+    rotation = complete(step).arguments[ROTATION]
+    return step if rotation is None else complete(step).argument(ROTATION, rotation._replace(sine=-rotation.sine))
+
+
+def drop_attention_factor(step: Step) -> Step:
+    """Sine and cosine are not multiplied by the scaling's factor."""
+    rotation = complete(step).arguments[ROTATION]
+    if rotation is None:
+        return step
+    size = np.sqrt(rotation.sine**2 + rotation.cosine**2)
+    return complete(step).argument(
+        ROTATION, rotation._replace(sine=rotation.sine / size, cosine=rotation.cosine / size)
+    )
+
+
+# --- how projections are read -----------------------------------------------------------------------------------------
+
+
+def change_projections(change: Projections) -> StepChange:
+    """Change the parameters; widths that do not allow it stay as they are."""
+
+    def changed(step: Step) -> Step:
+        p = step.arguments[PARAMETERS]
+        joined = p._replace(query=join_heads(p.query), key=join_heads(p.key), value=join_heads(p.value))
+        try:
+            return step.argument(PARAMETERS, change(joined, step.arguments[CONFIGURATION].num_heads))
+        except ValueError:
+            return step
+
+    return changed
+
+
+def permute_projections(query: str, key: str, value: str) -> Projections:
+    """The three are read as others."""
+    return lambda p, heads: p._replace(query=getattr(p, query), key=getattr(p, key), value=getattr(p, value))
+
+
+def drop_biases(*names: str) -> Projections:
+    return lambda p, heads: p._replace(**{name: getattr(p, name)._replace(bias=None) for name in names})
+
+
+def transpose_weights(*names: str) -> Projections:
+    def transpose(linear: Linear) -> Linear:
+        if linear.weight.shape[0] != linear.weight.shape[1]:
+            raise ValueError("only a square matrix can be read transposed")
+        return linear._replace(weight=linear.weight.T)
+
+    return lambda p, heads: p._replace(**{name: transpose(getattr(p, name)) for name in names})
+
+
+def drop_norms(*names: str) -> Projections:
+    return lambda p, heads: p._replace(**dict.fromkeys(names))
+
+
+def take_columns(linear: Linear, order: np.ndarray) -> Linear:
+    return Linear(linear.weight[:, order], None if linear.bias is None else linear.bias[order])
+
+
+def interleave(width: int, heads: int) -> Any:
+    """Columns as [D, H] that stand as [H, D]."""
+    return np.arange(width).reshape(heads, -1).T.ravel()
+
+
+def count_key_heads(p: MultiHeadAttention, heads: int) -> int:
+    return int(p.key.weight.shape[1]) // (p.query.weight.shape[1] // heads)  # type: ignore[union-attr]
+
+
+def interleave_heads(p: Any, heads: int) -> MultiHeadAttention:
+    """All heads' columns are read as [D, H]."""
+    shared = count_key_heads(p, heads)
+    found = {"query": heads, "key": shared, "value": shared}
+    changed = {n: take_columns(getattr(p, n), interleave(getattr(p, n).weight.shape[1], h)) for n, h in found.items()}
+    return p._replace(**changed)  # type: ignore[no-any-return]
+
+
+def fuse_otherwise(by_head: bool) -> Projections:
+    """The columns of a fused matrix are taken as [H, 3, D] where they stand as [3, H, D], or the other way round."""
+
+    def change(p: Any, heads: int) -> MultiHeadAttention:
+        parts = [p.query, p.key, p.value]
+        if len({part.weight.shape for part in parts}) > 1:
+            raise ValueError("no such matrix has parts of several widths")
+        width = p.query.weight.shape[1]
+        shape = (heads, 3, -1) if by_head else (3, heads, -1)
+        order = np.arange(3 * width).reshape(shape).transpose(1, 0, 2).reshape(3, width)
+        bias = None if p.query.bias is None else np.concatenate([part.bias for part in parts])
+        whole = Linear(np.concatenate([part.weight for part in parts], axis=1), bias)
+        return p._replace(  # type: ignore[no-any-return]
+            **{name: take_columns(whole, order[i]) for i, name in enumerate(("query", "key", "value"))}
+        )
+
+    return change
+
+
+def tile_heads(p: Any, heads: int) -> MultiHeadAttention:
+    """Query head h reads key head h % G: heads are put into the order in which shared ones are repeated, and back."""
+    shared = count_key_heads(p, heads)
+    head = np.arange(heads).reshape(heads // shared, shared).T.ravel()
+    columns = np.arange(p.query.weight.shape[1]).reshape(heads, -1)[head].ravel()
+    rows = np.arange(p.output.weight.shape[0]).reshape(heads, -1)[head].ravel()
+    output = p.output._replace(weight=p.output.weight[rows])
+    return p._replace(query=take_columns(p.query, columns), output=output)  # type: ignore[no-any-return]
+
+
+def merge_otherwise(p: Any, heads: int) -> MultiHeadAttention:
+    """What the heads give is laid side by side as [D, H]."""
+    order = np.argsort(interleave(p.output.weight.shape[0], heads))
+    return p._replace(output=p.output._replace(weight=p.output.weight[order]))  # type: ignore[no-any-return]
+
+
+def pair_otherwise(p: Any, heads: int) -> MultiHeadAttention:
+    """The columns of queries and keys are put from halves into pairs, as some checkpoints need and this one does not."""
+    width = p.query.weight.shape[1] // heads
+    within = np.arange(width).reshape(2, -1).T.ravel()
+
+    def order(count: int) -> Any:
+        return (np.arange(count)[:, None] * width + within).ravel()
+
+    key = take_columns(p.key, order(count_key_heads(p, heads)))
+    return p._replace(query=take_columns(p.query, order(heads)), key=key)  # type: ignore[no-any-return]
+
+
+def attend_to_itself(step: Step) -> Step:
+    if step.arguments[MEMORY] is step.arguments[QUERY]:
+        return step
+    return step.argument(MEMORY, step.arguments[QUERY]).argument(MASK, None)
+
+
+def give_zeros(p: MultiHeadAttention, x: np.ndarray, *_: Any, **__: Any) -> Any:
+    return np.zeros_like(x)
+
+
+def project(name: str, says: str, change: Projections, rule: str = "") -> StepMistake:
+    return TOPIC.entry(name, says, change_projections(change), rule)
+
+
+entry = TOPIC.entry
+ALL = ("query", "key", "value", "output")
+MISTAKES = (
+    entry("scale-none", "scores are not scaled", change_scale(0.0), "ATT-1"),
+    entry("scale-model-width", "scores are scaled by 1 / sqrt(E)", change_fields(5, scale="model_width"), "ATT-1"),
+    entry("scale-head-width", "scores are scaled by 1 / sqrt(D)", change_fields(5, scale="head_width"), "ATT-1"),
+    entry("scale-width", "scores are divided by D", change_scale(-1.0), "ATT-1"),
+    entry("scale-twice", "the scale of scores is applied twice", scale_twice, "ATT-1"),
+    entry("no-softcap", "the softcap of scores is left out", change_fields(5, softcap=None), "ATT-2"),
+    entry("padding-ignored", "padding is not masked", change_mask(lambda m: drop_masks(m, KeyPadding)), "MASK-2"),
+    entry(
+        "padding-inverted",
+        "padding is attended to, and real tokens are masked",
+        change_mask(lambda mask: map_masks(mask, KeyPadding, invert_padding)),
+        "MASK-1",
+    ),
+    entry(
+        "padding-of-first",
+        "all sequences have the padding of the first",
+        change_mask(lambda mask: map_masks(mask, KeyPadding, keep_one_element)),
+        "MASK-2",
+    ),
+    entry("not-causal", "later tokens are visible", change_mask(lambda m: drop_masks(m, Causal)), "MASK-3"),
+    entry("causal", "later tokens are masked", change_mask(add_causal), "MASK-3"),
+    *(
+        entry(
+            f"causal-offset{offset:+d}",
+            says,
+            change_mask(lambda mask, offset=offset: map_masks(mask, Causal, lambda _: Causal(offset))),
+            "MASK-3",
+        )
+        for offset, says in ((1, "the next token is visible"), (-1, "a token does not see itself"))
+    ),
+    entry("no-mask", "nothing is masked", change_mask(lambda mask: None), "MASK-1"),
+    entry("no-window", "the window is ignored", change_layer(lambda layer: replace(layer, window=None)), "MASK-4"),
+    *(
+        entry(f"window{left:+d}{right:+d}", f"the window has {says}", widen_window(left, right), "MASK-4")
+        for left, right, says in (
+            (1, 0, "one key more"),
+            (-1, 0, "one key less"),
+            (1, 1, "one key more at either side"),
+            (-1, -1, "one key less at either side"),
+        )
+    ),
+    *(
+        entry(f"rotary-base-{base:g}", f"the rotary base is {base:g}", change_rotary(base=base), "POS-3")
+        for base in BASES
+    ),
+    entry("rotary-halves", "rotation pairs the two halves of a head", change_rotary(pairing="halves"), "POS-3"),
+    entry("rotary-interleaved", "rotation pairs neighbours", change_rotary(pairing="interleaved"), "POS-3"),
+    entry("rotary-not-scaled", "the scaling of rotary frequencies is ignored", change_rotary(scaling=None), "POS-4"),
+    entry("rotary-no-factor", "the factor of sine and cosine is left out", drop_attention_factor, "POS-4"),
+    entry(
+        "no-rotary",
+        "queries and keys are not rotated",
+        change_layer(lambda layer: replace(layer, rotary=None)),
+        "POS-3",
+    ),
+    entry("rotary-whole", "all columns of a head turn", rotate_share(1), "POS-3"),
+    *(
+        entry(f"rotary-share-{share}", f"{share} of a head's columns turn", rotate_share(share), "POS-3")
+        for share in (0.5, 0.25)
+    ),
+    entry("rotary-backwards", "rotation goes the other way", turn_back, "POS-3"),
+    project("query-key-swapped", "query and key have changed places", permute_projections("key", "query", "value")),
+    project("query-value-swapped", "query and value have changed places", permute_projections("value", "key", "query")),
+    project("key-value-swapped", "key and value have changed places", permute_projections("query", "value", "key")),
+    project("read-as-kvq", "query, key, value are read as key, value, query", permute_projections(*ALL[1:3], "query")),
+    project("read-as-vqk", "query, key, value are read as value, query, key", permute_projections("value", *ALL[:2])),
+    project("heads-interleaved", "the columns of heads are read as [D, H]", interleave_heads),
+    project("fused-by-head", "the fused matrix is read as [H, 3, D], where it is [3, H, D]", fuse_otherwise(True)),
+    project("fused-by-part", "the fused matrix is read as [3, H, D], where it is [H, 3, D]", fuse_otherwise(False)),
+    project("heads-tiled", "query head h reads key head h % G", tile_heads, "ATT-7"),
+    project("heads-merged", "the results of heads are joined as [D, H]", merge_otherwise),
+    project("columns-paired", "the columns of queries and keys are put into another order", pair_otherwise, "POS-3"),
+    project("no-biases", "the biases of query, key and value are left out", drop_biases(*ALL[:3])),
+    project("no-bias-at-all", "all biases of the attention are left out", drop_biases(*ALL)),
+    *(project(f"no-{name}-bias", f"the bias of the {name} projection is left out", drop_biases(name)) for name in ALL),
+    project("all-transposed", "all four projections are read transposed", transpose_weights(*ALL)),
+    project("inputs-transposed", "query, key and value are read transposed", transpose_weights(*ALL[:3])),
+    *(
+        project(f"{name}-transposed", f"the {name} projection is read transposed", transpose_weights(name))
+        for name in ALL
+    ),
+    project("no-norms", "queries and keys are not normalised", drop_norms("query_norm", "key_norm"), "NORM-8"),
+    project("no-query-norm", "queries are not normalised", drop_norms("query_norm"), "NORM-8"),
+    project("no-key-norm", "keys are not normalised", drop_norms("key_norm"), "NORM-8"),
+    project("no-sinks", "the sinks are ignored", drop_norms("sinks"), "ATT-5"),
+    entry("no-relative-bias", "the bias by relative positions is left out", set_argument(BIAS, None), "POS-6"),
+    entry(
+        "memory-ignored", "the decoder attends to itself, in place of the encoder's output", attend_to_itself, "BLK-1"
+    ),
+    entry("left-out", "the attention is left out", replace_function(give_zeros), "BLK-1"),
+)

@@ -1,0 +1,269 @@
+"""Mistakes of a whole model: the order of blocks and norms, what is read twice, what the caller says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.ports.computation import Computation, Step
+from conformance.ports.mistakes.mistake import (
+    ModelMistake,
+    Scope,
+    change_stacks,
+    list_stacks,
+    replace_stack,
+)
+from specification.configuration import CHOICES
+from specification.parameters import LanguageModel, Transformer
+
+ORDERS = {
+    "post": "norms stand after the sum",
+    "pre": "norms stand before the sublayer",
+    "after": "norms stand after the sublayer, before the sum",
+    "parallel": "both sublayers get the same input, and stand side by side",
+}
+NORM_SWAPS = (
+    ("attention_norm", "feed_forward_norm"),
+    ("self_attention_norm", "feed_forward_norm"),
+    ("self_attention_norm", "self_attention_output_norm"),
+    ("feed_forward_norm", "feed_forward_output_norm"),
+    ("self_attention_output_norm", "feed_forward_norm"),
+    ("self_attention_output_norm", "feed_forward_output_norm"),
+    ("cross_attention_norm", "feed_forward_norm"),
+    ("self_attention_norm", "cross_attention_norm"),
+)
+"""Norms of a block that are read for one another, as their names in a checkpoint suggest."""
+
+
+def configure(id: str, rule: str, says: str, **fields: Any) -> ModelMistake:
+    return ModelMistake(id, rule, says, lambda c: c.change(configuration=replace(c.configuration, **fields)))
+
+
+def change_blocks(id: str, says: str, change: Callable[[list[Any]], list[Any]]) -> ModelMistake:
+    return ModelMistake(
+        id, "TRF-1", says, lambda c: change_stacks(c, lambda stack: stack._replace(blocks=change(stack.blocks)))
+    )
+
+
+def list_configured(computation: Computation) -> Iterator[ModelMistake]:
+    """Give other configurations."""
+    configuration, p = computation.configuration, computation.parameters
+    for order, says in ORDERS.items():
+        yield configure(f"order.{order}", "BLK-1", says, norm_order=order)
+    for filling in CHOICES["empty_rows"]:
+        says = f"a row that may attend to nothing gets {filling}"
+        yield configure(f"empty-rows.{filling}", "ATT-6", says, empty_rows=filling)
+    for heads in (configuration.num_heads // 2, configuration.num_heads * 2):
+        yield configure(f"heads.{heads}", "MHA-1", f"attention has {heads} heads", num_heads=max(heads, 1))
+    if configuration.positions in ("sinusoidal", "doubled"):
+        other = "doubled" if configuration.positions == "sinusoidal" else "sinusoidal"
+        yield configure("positions.exponent", "POS-1", "the exponent of positions is another", positions=other)
+    if isinstance(p, LanguageModel | Transformer):
+        yield configure("output.scaled", "TRF-1", "the output layer's input is scaled", scaled_output=True)
+    yield from list_layer_kinds(computation)
+
+
+def list_layer_kinds(computation: Computation) -> Iterator[ModelMistake]:
+    """Give windows and rotations that stand in other layers."""
+    layers = computation.configuration.attention_layers
+    if len(layers) < 2:
+        return
+    shifted = (*layers[1:], layers[0])
+    yield configure("layers.shifted", "MASK-4", "the kinds of layers are shifted by one", attention_layers=shifted)
+    rules = {"window": "MASK-4", "rotary": "POS-3"}
+    for name, rule in rules.items():
+        moved = tuple(replace(one, **{name: getattr(other, name)}) for one, other in zip(layers, shifted, strict=True))
+        says = f"the {name}s of layers are shifted by one"
+        yield configure(f"layers.{name}-shifted", rule, says, attention_layers=moved)
+        for i, value in enumerate(dict.fromkeys(getattr(layer, name) for layer in layers)):
+            alike = tuple(replace(layer, **{name: value}) for layer in layers)
+            says = f"all layers have the {name} of one kind"
+            yield configure(f"layers.one-{name}-{i}", rule, says, attention_layers=alike)
+
+
+def list_block_orders(computation: Computation) -> Iterator[ModelMistake]:
+    """Give blocks that are left out, copied, or in another order."""
+    yield change_blocks("blocks.reversed", "blocks are applied in reverse order", lambda blocks: blocks[::-1])
+    first, last = "every block has the parameters of the first", "every block has the parameters of the last"
+    yield change_blocks("blocks.first-alone", first, lambda blocks: [blocks[0]] * len(blocks))
+    yield change_blocks("blocks.last-alone", last, lambda blocks: [blocks[-1]] * len(blocks))
+    for name, stack in list_stacks(computation).items():
+        for i in range(len(stack.blocks)):
+            scope = (f"{name}blocks.{i}.",)
+            yield ModelMistake("blocks.left-out", "TRF-1", "the block is left out", skip_block(name, i), scope)
+            for j in range(len(stack.blocks)):
+                if i != j:
+                    says = f"the block has the parameters of block {j}"
+                    yield ModelMistake("blocks.copied", "TRF-1", says, copy_block(name, i, j), scope)
+
+
+def skip_block(name: str, i: int) -> Callable[[Computation], Computation]:
+    def change(computation: Computation) -> Computation:
+        stack, layers = list_stacks(computation)[name], computation.configuration.attention_layers
+        blocks: Any = [block for j, block in enumerate(stack.blocks) if j != i]
+        layers = tuple(layer for j, layer in enumerate(layers) if j != i) if len(layers) > 1 else layers
+        configuration = replace(computation.configuration, attention_layers=layers)
+        return replace_stack(computation, name, stack._replace(blocks=blocks)).change(configuration=configuration)
+
+    return change
+
+
+def copy_block(name: str, i: int, j: int) -> Callable[[Computation], Computation]:
+    def change(computation: Computation) -> Computation:
+        stack = list_stacks(computation)[name]
+        blocks: Any = [stack.blocks[j] if k == i else block for k, block in enumerate(stack.blocks)]
+        return replace_stack(computation, name, stack._replace(blocks=blocks))
+
+    return change
+
+
+def list_swapped_norms() -> Iterator[ModelMistake]:
+    for one, other in NORM_SWAPS:
+
+        def swap(block: Any, one: str = one, other: str = other) -> Any:
+            if getattr(block, one, None) is None or getattr(block, other, None) is None:
+                return block
+            return block._replace(**{one: getattr(block, other), other: getattr(block, one)})
+
+        name = f"norm.swapped-{one}-{other}".replace("_", "-")
+        says = f"{one} and {other} have changed places"
+        yield replace(change_blocks(name, says, lambda blocks, swap=swap: [*map(swap, blocks)]), rule="BLK-1")
+
+
+# --- residual connections from elsewhere ------------------------------------------------------------------------------
+
+
+def take_from_norm(computation: Computation) -> Computation:
+    """The residual connection comes from the normalised input of a sublayer."""
+    latest: list[np.ndarray] = []
+
+    def rewrite(step: Step) -> Step:
+        if step.kind == "normalize":
+
+            def normalize(*arguments: Any) -> Any:
+                latest[:] = [step.function(*arguments)]
+                return latest[0]
+
+            return step._replace(function=normalize)
+        if step.kind == "add" and latest and "blocks." in step.name:
+            return step.argument(0, latest[0])
+        return step
+
+    return computation.rewrite(rewrite)
+
+
+def take_from_block(computation: Computation) -> Computation:
+    """The residual connection of a block's later sublayers comes from the block's input."""
+    inputs: dict[str, np.ndarray] = {}
+
+    def rewrite(step: Step) -> Step:
+        if step.kind != "add" or "blocks." not in step.name:
+            return step
+        words = step.name.split(".")
+        block = ".".join(words[: words.index("blocks") + 2])
+        inputs.setdefault(block, step.arguments[0])
+        return step.argument(0, inputs[block])
+
+    return computation.rewrite(rewrite)
+
+
+# --- what the caller says ---------------------------------------------------------------------------------------------
+
+
+def drop_options(*names: str) -> Callable[[Computation], Computation]:
+    return lambda c: c.change(options={name: value for name, value in c.options.items() if name not in names})
+
+
+def count_real_tokens(computation: Computation) -> Computation:
+    """Learned positions count the tokens that are not padding."""
+    keep = computation.options.get("key_padding")
+    if keep is None:
+        return computation
+    rows = np.maximum(np.cumsum(keep, axis=1) - 1, 0)
+
+    def rewrite(step: Step) -> Step:
+        if step.kind != "learned_positions":
+            return step
+        return step._replace(function=lambda table, *_, **__: table[rows])
+
+    return computation.rewrite(rewrite)
+
+
+def drop_token_types(computation: Computation) -> Computation:
+    def rewrite(step: Step) -> Step:
+        if step.kind != "embedding" or not step.name.endswith("token_types"):
+            return step
+        return step._replace(function=lambda table, ids, **_: 0 * table[ids])
+
+    return computation.rewrite(rewrite)
+
+
+def pad_memory_only(computation: Computation) -> Computation:
+    """Padding of the source is masked in the cross-attention alone."""
+    return rewrite_masks(computation, "encoder.", lambda _: None)
+
+
+def show_padded_memory(computation: Computation) -> Computation:
+    """Padding of the source is not masked in the cross-attention."""
+
+    def rewrite(step: Step) -> Step:
+        return step.argument(3, None) if step.kind == "attend" and "cross_attention" in step.name else step
+
+    return computation.rewrite(rewrite)
+
+
+def rewrite_masks(computation: Computation, scope: str, change: Callable[[Any], Any]) -> Computation:
+    def rewrite(step: Step) -> Step:
+        if step.kind != "attend" or not step.name.startswith(scope):
+            return step
+        return step.argument(3, change(step.arguments[3]))
+
+    return computation.rewrite(rewrite)
+
+
+def tie_output(computation: Computation) -> Computation:
+    p: Any = computation.parameters
+    return computation.change(parameters=p._replace(output=p.output._replace(weight=p.decoder.embedding.tokens.T)))
+
+
+EVERYWHERE: Scope = ()
+MISTAKES = (
+    ModelMistake(
+        "norm.last-left-out",
+        "TRF-1",
+        "the last norm is left out",
+        lambda c: change_stacks(c, lambda stack: stack._replace(norm=None)),
+    ),
+    ModelMistake(
+        "residual.from-norm", "BLK-1", "the residual connection comes from the normalised input", take_from_norm
+    ),
+    ModelMistake(
+        "residual.from-block", "BLK-1", "the residual connection comes from the block's input", take_from_block
+    ),
+    ModelMistake("token-types.ignored", "EMB-1", "token types are ignored", drop_options("token_types")),
+    ModelMistake("token-types.left-out", "EMB-1", "the table of token types is left out", drop_token_types),
+    ModelMistake(
+        "padding.source-ignored", "MASK-2", "padding of the source is ignored", drop_options("source_key_padding")
+    ),
+    ModelMistake(
+        "padding.target-ignored", "MASK-2", "padding of the target is ignored", drop_options("target_key_padding")
+    ),
+    ModelMistake("padding.encoder-ignored", "MASK-2", "padding is not masked in the encoder", pad_memory_only),
+    ModelMistake(
+        "padding.memory-ignored", "MASK-2", "padding is not masked in the cross-attention", show_padded_memory
+    ),
+    ModelMistake("positions.of-real-tokens", "POS-2", "positions count real tokens only", count_real_tokens),
+)
+
+
+def list_mistakes_of_models(computation: Computation) -> Iterator[ModelMistake]:
+    """Give the mistakes that this model may have."""
+    yield from list_configured(computation)
+    yield from list_block_orders(computation)
+    yield from list_swapped_norms()
+    yield from MISTAKES
+    if isinstance(computation.parameters, LanguageModel | Transformer) and computation.parameters.output is not None:
+        yield ModelMistake("output.tied", "TRF-1", "the output layer is the token table", tie_output)

@@ -1,0 +1,200 @@
+"""Mistakes of feed-forward networks, residual connections, tables and output layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance.ports.computation import Step
+from conformance.ports.mistakes.mistake import (
+    StepChange,
+    Topic,
+    change_argument,
+    change_fields,
+    replace_function,
+    set_keywords,
+)
+from specification.parameters import FeedForward
+
+# --- feed-forward networks --------------------------------------------------------------------------------------------
+
+NETWORK = Topic("network", "FFN-1", ("transform",))
+CONFIGURATION = 3
+ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU by erf", "gelu_tanh": "GELU by tanh", "silu": "SiLU"}
+
+
+def change_network(change: Callable[[Any], Any]) -> StepChange:
+    return change_argument(0, change)
+
+
+def drop_bias(name: str) -> StepChange:
+    return change_network(lambda p: p._replace(**{name: getattr(p, name)._replace(bias=None)}))
+
+
+def transpose(name: str) -> StepChange:
+    def change(p: Any) -> Any:
+        weight = getattr(p, name).weight
+        if weight.shape[0] != weight.shape[1]:
+            raise ValueError("only a square matrix can be read transposed")
+        return p._replace(**{name: getattr(p, name)._replace(weight=weight.T)})
+
+    return change_network(change)
+
+
+def give_zeros(p: Any, x: np.ndarray, *_: Any, **__: Any) -> Any:
+    return np.zeros_like(x)
+
+
+def activate_nothing(p: Any, x: np.ndarray, *_: Any) -> Any:
+    """The activation is left out."""
+    hidden = x @ p.inner.weight + (0 if p.inner.bias is None else p.inner.bias)
+    if hasattr(p, "gate"):
+        hidden = hidden * (x @ p.gate.weight + (0 if p.gate.bias is None else p.gate.bias))
+    return hidden @ p.outer.weight + (0 if p.outer.bias is None else p.outer.bias)
+
+
+NETWORKS = (
+    *(
+        NETWORK.entry(name.replace("_", "-"), f"the activation is {says}", change_fields(3, activation=name))
+        for name, says in ACTIVATIONS.items()
+    ),
+    NETWORK.entry("not-activated", "the activation is left out", replace_function(activate_nothing)),
+    NETWORK.entry(
+        "gate-swapped",
+        "the activation is on the other of the two projections",
+        change_network(lambda p: p._replace(gate=p.inner, inner=p.gate)),
+        "FFN-2",
+    ),
+    NETWORK.entry(
+        "not-gated",
+        "the gate is left out",
+        change_network(lambda p: FeedForward(p.inner, p.outer) if hasattr(p, "gate") else p),
+        "FFN-2",
+    ),
+    NETWORK.entry(
+        "gate-alone",
+        "the product with the second projection is left out",
+        change_network(lambda p: FeedForward(p.gate, p.outer)),
+        "FFN-2",
+    ),
+    *(
+        NETWORK.entry(f"no-{name}-bias", f"the bias of the {name} projection is left out", drop_bias(name))
+        for name in ("inner", "outer", "gate")
+    ),
+    NETWORK.entry(
+        "no-biases",
+        "the biases of the feed-forward network are left out",
+        change_network(lambda p: type(p)(*(one._replace(bias=None) for one in p))),
+    ),
+    *(
+        NETWORK.entry(f"{name}-transposed", f"the {name} projection is read transposed", transpose(name))
+        for name in ("inner", "outer", "gate")
+    ),
+    NETWORK.entry("left-out", "the feed-forward network is left out", replace_function(give_zeros), "BLK-1"),
+)
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+SUM = Topic("residual", "BLK-1", ("add",))
+SUMS = (
+    SUM.entry(
+        "left-out",
+        "the residual connection is left out",
+        replace_function(lambda x, y: np.broadcast_to(y, x.shape)),
+    ),
+    SUM.entry("twice", "the residual connection counts twice", replace_function(lambda x, y: 2 * x + y)),
+    SUM.entry("output-twice", "what a sublayer gives is added twice", replace_function(lambda x, y: x + 2 * y)),
+)
+
+# --- tables and output layers -----------------------------------------------------------------------------------------
+
+TABLE = Topic("embedding", "EMB-1", ("embedding",))
+POSITIONS = Topic("positions", "POS-2", ("learned_positions", "sinusoidal_positions"))
+RELATIVE = Topic("relative", "POS-6", ("relative_position_bias",))
+PATCHES, PREPEND = Topic("patches", "TRF-1", ("patches",)), Topic("class-token", "TRF-1", ("prepend",))
+
+
+def toggle_scale(step: Step) -> Step:
+    return step._replace(keywords=step.keywords | {"scaled": not step.keywords.get("scaled", False)})
+
+
+def move_positions(offset: int) -> StepChange:
+    """Positions begin elsewhere; in a table only as far as it reaches."""
+
+    def change(step: Step) -> Step:
+        if step.kind == "sinusoidal_positions":
+            return step._replace(keywords=step.keywords | {"offset": step.keywords.get("offset", 0) + offset})
+        table, length = step.arguments[:2]
+        rows = np.clip(np.arange(length) + offset, 0, len(table) - 1)
+        return step._replace(function=lambda *_, **__: table[rows])
+
+    return change
+
+
+def reverse_positions(step: Step) -> Step:
+    return step._replace(function=lambda *a, **k: step.function(*a, **k)[::-1])
+
+
+def drop_positions(step: Step) -> Step:
+    return step._replace(function=lambda *a, **k: 0 * step.function(*a, **k))
+
+
+def mirror(step: Step) -> Step:
+    return step._replace(function=lambda *a, **k: np.swapaxes(step.function(*a, **k), -1, -2))
+
+
+def order_patches(*axes: int) -> Callable[..., Any]:
+    """Patches whose axes batch, channel, row, inner row, column, inner column stand in another order."""
+
+    def patches(images: np.ndarray, size: int) -> Any:
+        B, C, height, width = images.shape
+        squares = images.reshape(B, C, height // size, size, width // size, size).transpose(axes)
+        return squares.reshape(B, height // size * (width // size), C * size * size)
+
+    return patches
+
+
+def put_last(row: np.ndarray, x: np.ndarray) -> Any:
+    return np.concatenate([x, np.broadcast_to(row, (len(x), 1, len(row)))], axis=1)
+
+
+TABLES = (
+    TABLE.entry("scale", "embeddings are multiplied by sqrt(E) where they are not, or the other way", toggle_scale),
+    *(
+        POSITIONS.entry(f"offset{offset:+d}", f"positions begin at {offset}", move_positions(offset))
+        for offset in (1, 2, -1)
+    ),
+    POSITIONS.entry("left-out", "positions are left out", drop_positions),
+    POSITIONS.entry("reversed", "positions count from the end", reverse_positions),
+    RELATIVE.entry("one-sided", "relative positions count backwards only", set_keywords(bidirectional=False)),
+    RELATIVE.entry("two-sided", "relative positions count both ways", set_keywords(bidirectional=True)),
+    *(
+        RELATIVE.entry(f"furthest-{distance}", f"the largest distance is {distance}", set_keywords(furthest=distance))
+        for distance in (128, 64, 32)
+    ),
+    RELATIVE.entry("mirrored", "relative positions have the other sign", mirror),
+    PATCHES.entry(
+        "channel-last",
+        "a patch's columns go by row and column before channel",
+        replace_function(order_patches(0, 2, 4, 3, 5, 1)),
+    ),
+    PATCHES.entry("by-column", "patches go column by column", replace_function(order_patches(0, 4, 2, 1, 3, 5))),
+    PATCHES.entry(
+        "transposed",
+        "a patch's rows and columns have changed places",
+        replace_function(order_patches(0, 2, 4, 1, 5, 3)),
+    ),
+    PREPEND.entry("last", "the class token comes last", replace_function(put_last)),
+    Topic("output", "TRF-1", ("shrink",)).entry(
+        "not-scaled", "the output layer's input is not scaled", replace_function(lambda x: x)
+    ),
+    Topic("output", "TRF-1", ("squeeze",)).entry(
+        "no-softcap", "the softcap of logits is left out", replace_function(lambda x, cap: x)
+    ),
+    Topic("output", "TRF-1", ("linear",)).entry(
+        "no-bias", "the bias of the layer is left out", change_argument(0, lambda p: p._replace(bias=None))
+    ),
+)
+MISTAKES = (*NETWORKS, *SUMS, *TABLES)
