@@ -86,9 +86,10 @@ class GPT(nn.Module):
             "h": nn.ModuleList(Block(config) for _ in range(config["n_layer"])),
             "ln_f": nn.LayerNorm(width, eps=config.get("layer_norm_epsilon", 1e-5)),
         })  # fmt: skip
-        self.lm_head: Any = nn.Linear(width, config["vocab_size"], bias=False)
+        self.lm_head = nn.Linear(width, config["vocab_size"], bias=False)
         if tied:
-            self.lm_head.weight = self.transformer["wte"].weight
+            table: Any = self.transformer["wte"]
+            self.lm_head.weight = table.weight
 
     def forward(self, tokens: torch.Tensor, key_padding: torch.Tensor | None = None, cache: Any = None) -> Any:
         parts: Any = self.transformer
