@@ -27,7 +27,7 @@ def softmax(x: np.ndarray) -> Any:
     return exp_x / np.sum(exp_x, axis=-1, keepdims=True)
 
 
-def layer_norm(x: np.ndarray, g: np.ndarray, b: np.ndarray, eps: float) -> Any:
+def layer_norm(x: np.ndarray, g: np.ndarray, b: np.ndarray, eps: np.float32) -> Any:
     mean = np.mean(x, axis=-1, keepdims=True)
     variance = np.var(x, axis=-1, keepdims=True)
     return g * (x - mean) / np.sqrt(variance + eps) + b

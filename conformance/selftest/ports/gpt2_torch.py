@@ -88,7 +88,8 @@ class GPT(nn.Module):
         })  # fmt: skip
         self.lm_head = nn.Linear(width, config["vocab_size"], bias=False)
         if tied:
-            self.lm_head.weight = self.transformer["wte"].weight
+            table: Any = self.transformer["wte"]
+            self.lm_head.weight = table.weight
 
     def forward(self, tokens: torch.Tensor, key_padding: torch.Tensor | None = None, cache: Any = None) -> Any:
         parts: Any = self.transformer

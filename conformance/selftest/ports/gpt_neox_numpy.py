@@ -10,7 +10,7 @@ import numpy as np
 from conformance.selftest.ports.entries import find_head, group_layers
 
 f32 = np.float32
-erf = np.frompyfunc(math.erf, 1, 1)
+erf: Any = np.frompyfunc(math.erf, 1, 1)
 
 
 def build(config: dict[str, Any], state_dict: dict[str, np.ndarray]) -> Any:

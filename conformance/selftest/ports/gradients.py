@@ -28,7 +28,7 @@ def differentiate_function(entries: dict[str, Any], call: Callable[..., Any]) ->
     import jax
 
     def vjp(cotangent: Any, *inputs: Any, **options: Any) -> dict[str, Any]:
-        _, pull = jax.vjp(lambda entries: call(entries, *inputs, **options), entries)
-        return dict(pull(cotangent)[0])
+        output, pull = jax.vjp(lambda entries: call(entries, *inputs, **options), entries)
+        return dict(pull(cotangent.astype(output.dtype))[0])
 
     return vjp

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from conformance.selftest.ports.entries import find_head
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Any] = {"silu": F.silu, "gelu": F.gelu}
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

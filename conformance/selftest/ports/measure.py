@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--framework")
     parser.add_argument("--faults", action="store_true", help="measure faults, not right ports")
     options = parser.parse_args()
+    subjects: list[tuple[str, Any, str, str, tuple[str, ...], dict[str, Any]]]
     if options.faults:
         subjects = [
             (f.name, f, f.framework, f.dialect, (f.shown_by,), settings)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-ACTIVATIONS = {"gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Any] = {"gelu": F.gelu, "silu": F.silu}
 
 
 def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:

@@ -53,6 +53,7 @@ class VisionTransformer(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=config.get("layer_norm_eps", 1e-12))
 
     def forward(self, images: torch.Tensor) -> Any:
+        images = images.to(self.cls_token.dtype)
         x = self.patch_embed(images).flatten(2).transpose(1, 2)
         x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
         x = x + self.pos_embed
