@@ -57,7 +57,8 @@ class ModelCase:
     def computation(self) -> Computation:
         """What the definition computes, on inputs as the port gets them."""
         inputs = tuple(round_array(array, self.dtype) for array in self.call.inputs)
-        return Computation(self.checkpoint.parameters, self.checkpoint.configuration, inputs, dict(self.call.options))
+        checkpoint, options = self.checkpoint, dict(self.call.options)
+        return Computation(checkpoint.parameters, checkpoint.configuration, inputs, options, chunks=self.call.chunks)
 
     @cached_property
     def exact_and_bound(self) -> tuple[np.ndarray, np.ndarray]:
@@ -268,13 +269,17 @@ def isolate_sublayer(checkpoint: Checkpoint, name: str) -> Checkpoint:
 
 
 def list_isolated(checkpoint: Checkpoint, case: ModelCase) -> list[ModelCase]:
-    """Return the case with no sublayer, and with each of them alone, in order."""
+    """Return the case with no sublayer, and with each of them alone, in order.
+
+    Without sublayers, a norm hides how large embeddings are, unless its eps counts: that is tried too.
+    """
     names = ["", *list_sublayers(checkpoint)]
-    return [
-        replace(case, probe=f"{name or 'no sublayer'} alone", rule="BLK-1", sublayer=name,
-                checkpoint=isolate_sublayer(checkpoint, name))
-        for name in names
-    ]  # fmt: skip
+    small = isolate_sublayer(shrink_stream(checkpoint), "").round(case.dtype)
+    found = [replace(case, probe="no sublayer, little in the stream", rule="BLK-1", sublayer="", checkpoint=small)]
+    for name in names:
+        probe, alone = f"{name or 'no sublayer'} alone", isolate_sublayer(checkpoint, name)
+        found.append(replace(case, probe=probe, rule="BLK-1", sublayer=name, checkpoint=alone))
+    return found
 
 
 def shrink_stream(checkpoint: Checkpoint) -> Checkpoint:

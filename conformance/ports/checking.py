@@ -35,6 +35,7 @@ from conformance.reports.ports import (
 )
 from conformance.reports.versions import versions
 from conformance.subjects.callables import Target
+from specification.checkpoints import flatten
 from specification.dialects import DIALECTS
 from specification.loading.config_file import with_defaults
 
@@ -218,10 +219,9 @@ class PortCheck:
         self.gradients.add(worst.ratio, case.dtype)
         if not worst.ratio <= 1 and not any(one.rule == case.rule for one in self.violations):
             wrong = [finding.name for finding in findings if not finding.ratio <= 1]
-            self.violations.append(
-                ModelViolation(case.rule, "", (), describe_gradients(worst, wrong, len(findings)), worst, case.probe,
-                               describe_case(case))
-            )  # fmt: skip
+            message = describe_gradients(worst, wrong, len(findings))
+            step = find_gradient_step(case, wrong)
+            self.violations.append(ModelViolation(case.rule, step, (), message, worst, case.probe, describe_case(case)))
 
     def judge_folder(self, folder: str | Path, traits: Traits) -> None:
         """Ask about a real checkpoint, whole and sublayer by sublayer."""
@@ -234,27 +234,37 @@ class PortCheck:
     # --- explaining ---
 
     def explain(self) -> None:
-        """Keep a violation for everything that is wrong."""
-        for one in distinct_details(self.observations):
-            self.add_violation(CONTRACT.id, describe_observation(one), one)
+        """Keep a violation for everything that is wrong, those with a known cause first."""
         wrong = [one for one in self.observations if one.failed and one.has_numbers]
         unsteady = [one for one in self.observations if not one.is_steady]
         if unsteady:
             message = f"two equal calls give different results{', as dropout does' * bool(wrong)}"
-            self.add_violation(STATE_RULE, message, unsteady[0], level=CORE if wrong else STRICT)
-        if unsteady or not wrong:  # what changes from call to call has no other cause to be found
-            return
-        if self.ignores_state_dict():
+            step, level = self.find_unsteady(unsteady[0]), CORE if wrong else STRICT
+            self.add_violation(STATE_RULE, message, unsteady[0], step=step, level=level)
+        elif wrong and self.ignores_state_dict():
             self.add_violation(CONTRACT.id, "its results do not depend on the state dict", wrong[0])
-            return
+        elif wrong:
+            self.explain_numbers(len(wrong))
+        for one in distinct_details(self.observations):
+            self.add_violation(CONTRACT.id, describe_observation(one), one)
+
+    def explain_numbers(self, failing: int) -> None:
         causes, isolated = find_causes(self.observations, self.ask)
-        self.sublayers = [
-            SublayerError(shorten(one.case.sublayer or "", one.case), one.finding.ratio) for one in isolated
-        ]
+        ratios: dict[str, float] = {}
+        for one in isolated:
+            name = shorten(one.case.sublayer or "", one.case)
+            ratios[name] = max(ratios.get(name, 0.0), one.finding.ratio)
+        self.sublayers = [SublayerError(name, ratio) for name, ratio in ratios.items()]
         for cause in causes:
-            ids = tuple(one.id for one in cause.mistakes)
-            message = describe_cause(cause, len(wrong))
+            ids = tuple(one.id for one in cause.mistakes) or ((f"precision.{cause.narrow}",) if cause.narrow else ())
+            message = describe_cause(cause, failing)
             self.add_violation(cause.rule, message, cause.observations[0], step=cause.step, diagnosis=ids, cause=cause)
+
+    def find_unsteady(self, shown: Observation) -> str:
+        """Return the first sublayer that alone gives other results for the same call."""
+        case = replace(shown.case, call=replace(shown.case.call, twice=True))
+        alone = self.ask(list_isolated(case.checkpoint, case))
+        return next((shorten(one.case.sublayer or "embedding", one.case) for one in alone if not one.is_steady), "")
 
     def add_violation(self, rule: str, message: str, shown: Observation, **fields: Any) -> None:
         fields = {"step": "", "diagnosis": ()} | fields
@@ -306,6 +316,25 @@ def group_cases(cases: Iterable[ModelCase]) -> Iterator[list[ModelCase]]:
         group.append(case)
     if group:
         yield group
+
+
+def find_gradient_step(case: ModelCase, wrong: Sequence[str]) -> str:
+    """Return the last sublayer, in the order of the forward pass, of whose entries a gradient is wrong.
+
+    Gradients go backwards, so that those before it have its error.
+    """
+    checkpoint, paths = case.checkpoint, set[str]()
+    entries = checkpoint.split_entries(np.arange(len(checkpoint.values)))
+    numbers = {
+        int(entries[name.removeprefix("gradient of ")].flat[0]) for name in wrong if name.startswith("gradient of")
+    }
+    for path, places in flatten(checkpoint.places).items():
+        if not numbers.isdisjoint(places.ravel().tolist()):
+            paths.add(path)
+    steps = list[str]()
+    case.computation.run(watch=lambda name, _: steps.append(name))
+    found = [name for name in steps if any(path.startswith(name.partition(":")[0]) for path in paths)]
+    return name_sublayer(found[-1], case) if found else ""
 
 
 def distinct_details(observations: Iterable[Observation]) -> list[Observation]:

@@ -22,7 +22,7 @@ from specification.loading.config_file import has_output, meant_by, with_default
 from specification.loading.folder import without_output
 from specification.loading.hyperparameters import checked
 from specification.loading.mapping import mapped as read_entries
-from specification.loading.record import Dialect, shape_of
+from specification.loading.record import Dialect, Tied, shape_of
 from specification.loading.table import Row, matches, multiplied, numbered
 from specification.parameters import Encoder, ModelParameters, mapped
 
@@ -146,21 +146,23 @@ def list_entries(dialect: Dialect, config: Config) -> dict[str, tuple[tuple[int,
     prefix = dialect.prefixes[0] if dialect.prefixes and whole else ""
     sizes = read_sizes(dialect, config)
     rows = [*numbered(variant.table, lambda _, place: sizes.get(place, 1))]
-    absent = example.without
+    absent, output = example.without, ""
     if dialect.config is not None:
-        told, tied = with_defaults(dialect.config, config), dialect.config.tied
-        output = "" if tied is None else tied.output
+        told, tied = with_defaults(dialect.config, config), dialect.config.tied or Tied("lm_head.weight")
+        output = tied.output
         # What only the example lacks is for the config to say, but not what no such checkpoint has.
         single = [name.rpartition(".")[0] for name in example.without if "*" not in name and name != output]
         absent = tuple(f"{name}.*" for name in single)
         for key, name in dialect.config.entries.items():
             absent += () if told.get(key) else list_optional(rows, name)
-        absent += (output,) if output and told.get(tied.key) is not False else ()
+        absent += (output,) if told.get(tied.key) is not False else ()
     names = {row.theirs for row in rows if not matches(absent, row.theirs)}
     found: dict[str, tuple[tuple[int, ...], Row]] = {}
     for row in rows:
         if row.theirs in names and row.holds(names):
-            found.setdefault(prefix + row.theirs, (shape_of(row.axes, sizes), row))
+            # The output layer stands on top of the model that the prefix names.
+            name = row.theirs if row.theirs == output else prefix + row.theirs
+            found.setdefault(name, (shape_of(row.axes, sizes), row))
     return found
 
 

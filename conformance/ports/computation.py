@@ -6,6 +6,8 @@ A known mistake of a port is a definition in which some steps are given other ar
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -59,7 +61,7 @@ def find_instrument(identity: int) -> list[Instrument]:
 
 
 def instrument_parameters(parameters: ModelParameters) -> Instrument:
-    """Return an instrument for the parameters; those used last are kept, as making one takes as long as a small model."""
+    """Return an instrument for the parameters. Those used last are kept: one takes as long to make as a small model."""
     kept = find_instrument(id(parameters))
     if not kept or kept[0].parameters is not parameters:
         kept[:] = [Instrument(parameters)]
@@ -76,6 +78,7 @@ class Computation:
         inputs: tokens, images or embeddings.
         options: masks and token types by keyword, as a model of `reference_numpy` takes them.
         rewrites: what is done to every step, one after another.
+        chunks: lengths of the parts in which a port decodes the tokens with a cache; the definition takes them at once.
     """
 
     parameters: ModelParameters
@@ -83,6 +86,7 @@ class Computation:
     inputs: tuple[np.ndarray, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     rewrites: tuple[Rewrite, ...] = ()
+    chunks: tuple[int, ...] = ()
 
     def change(self, **fields: Any) -> Computation:
         return replace(self, **fields)
@@ -116,3 +120,25 @@ class Computation:
         call = instrument.functions.MODELS[type(self.parameters)]
         with np.errstate(all="ignore"):
             return call(self.parameters, *self.inputs, configuration=self.configuration, **self.options)
+
+
+# --- functions with other functions inside ---------------------------------------------------------------------------
+
+
+def copy_functions(own: dict[str, Any], *modules: types.ModuleType) -> dict[str, Any]:
+    """Return copies of the modules' functions, which find those of `own` under their names."""
+    found: dict[str, Any] = {}
+    for module in modules:
+        names = dict(vars(module))
+        functions = {name: inspect.unwrap(f) for name, f in names.items() if callable(f) and in_module(f, module)}
+        for name, function in functions.items():
+            copy = types.FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
+            copy.__kwdefaults__ = function.__kwdefaults__
+            names[name] = found[name] = copy
+        names |= own
+    return found | own
+
+
+def in_module(function: Callable[..., Any], module: types.ModuleType) -> bool:
+    plain = inspect.unwrap(function)
+    return isinstance(plain, types.FunctionType) and plain.__module__ == module.__name__

@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.ports.checkpoints import Config
+from specification.loading.config_file import with_defaults
 
 VOCABULARY = 37
 SIZES: Config = {"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2}
-LOGITS: Mapping[str, str] = {
+ARCHITECTURES: Mapping[str, str] = {
+    "bert": "BertModel",
+    "distilbert": "DistilBertModel",
+    "modernbert": "ModernBertModel",
+    "vit": "ViTModel",
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -25,7 +30,7 @@ LOGITS: Mapping[str, str] = {
     "olmo2": "Olmo2ForCausalLM",
     "t5": "T5ForConditionalGeneration",
 }
-"""By dialect, the architecture of its config where it gives logits."""
+"""By dialect, the architecture that a config names."""
 
 
 def heads(count: int, keys: int | None = None, width: int | None = None, **more: Any) -> Config:
@@ -135,7 +140,8 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
         | {"query_pre_attn_scalar": 16},
         ALONE
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}
-        | {"query_pre_attn_scalar": 16, "tie_word_embeddings": False},
+        | {"query_pre_attn_scalar": 16, "tie_word_embeddings": False, "rms_norm_eps": 1e-3}
+        | rope("default", 500.0),
     ),
     "gemma3": (
         GROUPED | {"sliding_window": 4, "sliding_window_pattern": 2, "query_pre_attn_scalar": 9},
@@ -147,7 +153,9 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
     "gpt_neox": (
         heads(3),
         heads(3) | {"use_parallel_residual": False, "hidden_act": "gelu_new"},
-        heads(3) | {"attention_bias": False, "rotary_pct": 1.0, "tie_word_embeddings": True},
+        heads(3)
+        | {"attention_bias": False, "tie_word_embeddings": True, "layer_norm_eps": 1e-3}
+        | rope("default", 500.0, partial_rotary_factor=0.75),
     ),
     "phi3": (
         heads(4, 2),
@@ -157,7 +165,8 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
     "olmo2": (heads(4, 2), heads(4, 1, attention_bias=True, rms_norm_eps=1e-3), heads(2, 2) | YARN),
     "modernbert": (
         heads(3, num_hidden_layers=3, local_attention=6, global_attn_every_n_layers=2),
-        heads(4, norm_bias=True, attention_bias=True, mlp_bias=True),
+        heads(4, norm_bias=True, attention_bias=True, mlp_bias=True, local_attention=4)
+        | {"global_rope_theta": 5000.0, "local_rope_theta": 100.0},
         heads(4, global_attn_every_n_layers=2, local_attention=4, norm_eps=1e-3, hidden_activation="silu"),
     ),
     "t5": (
@@ -165,21 +174,32 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
         T5 | {"feed_forward_proj": "gated-gelu", "is_gated_act": True, "tie_word_embeddings": False},
         T5 | {"feed_forward_proj": "gated-silu", "is_gated_act": True, "layer_norm_epsilon": 1e-3},
     ),
-    "vit": (VIT, VIT | {"qkv_bias": False, "hidden_act": "gelu_new", "num_attention_heads": 4}),
+    "vit": (
+        VIT,
+        VIT | {"qkv_bias": False, "hidden_act": "gelu_new", "num_attention_heads": 4, "layer_norm_eps": 1e-6},
+    ),
 }
 
 
 def list_configs(dialect: str) -> list[Config]:
-    """Return the configs of a dialect with all that a config.json says of what the model is."""
+    """Return the configs of a dialect, with all that a config.json says of what the model is.
+
+    Rotary frequencies stand there as transformers 5 writes them, and as older versions do.
+    """
     from specification.dialects import DIALECTS
 
     record = DIALECTS[dialect]
     if record.config is None:
         return [dict(record.example.hyperparameters)]
-    family = next(iter(record.config.families))
-    told: Config = {"model_type": family}
-    if dialect in LOGITS:
-        told["architectures"] = [LOGITS[dialect]]
-    else:
-        told["architectures"] = [f"{family.title()}Model"]
-    return [told | config for config in CONFIGS[dialect]]
+    named = {"model_type": next(iter(record.config.families)), "architectures": [ARCHITECTURES[dialect]]}
+    return [add_older_keys(with_defaults(record.config, named | config)) for config in CONFIGS[dialect]]
+
+
+def add_older_keys(config: Config) -> Config:
+    """Return the config with rope_theta and rope_scaling, where rope_parameters are those of all layers."""
+    parameters = config.get("rope_parameters")
+    if not parameters or "rope_theta" not in parameters:
+        return config
+    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    plain = scaling == {"rope_type": "default"}
+    return config | {"rope_theta": parameters["rope_theta"], "rope_scaling": None if plain else scaling}

@@ -20,7 +20,7 @@ from conformance.ports.computation import Computation
 from conformance.ports.mistakes.catalogue import list_mistakes
 from conformance.ports.mistakes.mistake import ModelMistake
 from conformance.ports.noise import noise_bound
-from conformance.ports.observation import Observation
+from conformance.ports.observation import TWICE, Observation
 
 Ask = Callable[[Sequence[ModelCase]], list[Observation]]
 
@@ -29,6 +29,17 @@ CLEAR = 1e3
 """An error of so many bounds tells any two mistakes apart that differ by a thousandth of it."""
 MOST_PAIRS = 3000
 """Pairs of mistakes that are tried on a case that no single one explains: ten seconds of a small model."""
+NEAR = 1e4
+"""A prediction so many bounds away is told by no noise of its own: that of a computation with a mistake is rarely more
+than a hundred times the right one's."""
+FEW_RUNS = 16
+"""Of the noisy definition, where a bound decides no verdict."""
+NUDGE = 2.0**-7
+"""Relative changes of weights that change every rounding to 16 bits, and little else."""
+UNRELATED = 0.5
+"""A correlation of two errors: of roundings it is near 0, of another formula near 1."""
+IMPOSSIBLE = (ValueError, TypeError, IndexError, AttributeError)
+"""What the definition raises where a mistake leaves nothing that can be computed."""
 CHANGED = 1e-9
 """Of a step's largest number: what a step differs by that a mistake changes. Rounding in float64 changes 1e-12."""
 
@@ -68,6 +79,9 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         ask: asks the port about more cases.
     """
     evidence = [one for one in observations if one.has_numbers]
+    if any(one.failed and not one.case.call.chunks for one in evidence):
+        # What is wrong in the whole pass may show otherwise with a cache, or not at all.
+        evidence = [one for one in evidence if not one.case.call.chunks]
     causes: list[PortCause] = []
     found: list[ModelMistake] = []
     first: list[Observation] = []
@@ -83,25 +97,24 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         wrong = [one for one in (*isolated, shown) if one.failed and not explains(found, one)]
         chosen, rivals = choose_mistakes(wrong[0], evidence, found)
         if not chosen:
-            causes.append(describe_unknown(wrong, remaining, isolated, shown, ask))
+            causes.append(describe_unknown(wrong, remaining, shown, ask))
             break
         found = [*found, *chosen]
         explained = [one for one in remaining if explains(found, one)]
         passing = [one for one in evidence if not one.failed]
         against = sum(not explains(found, one) for one in passing)
+        step = find_step(chosen, shown.case)
         shows = tuple(explained or wrong[:1])
-        causes.append(
-            PortCause(find_step(chosen, shown.case), tuple(chosen), shows, against, len(passing), tuple(rivals))
-        )
+        causes.append(PortCause(step, tuple(chosen), shows, against, len(passing), tuple(rivals)))
     return causes, first
 
 
 def choose_case(failing: Sequence[Observation]) -> Observation:
     """The failing case to look into: of a whole model, clearly wrong, with small inputs."""
 
-    def merit(one: Observation) -> tuple[bool, bool, float, int]:
+    def merit(one: Observation) -> tuple[bool, float, int]:
         size = sum(array.size for array in one.case.call.inputs)
-        return one.case.sublayer is not None, one.case.call.chunks != (), -min(one.finding.ratio, CLEAR), size
+        return one.case.sublayer is not None, -min(one.finding.ratio, CLEAR), size
 
     return min(failing, key=merit)
 
@@ -117,7 +130,7 @@ def predict(mistakes: Sequence[ModelMistake], case: ModelCase) -> np.ndarray | N
     try:
         with np.errstate(all="ignore"):
             return np.asarray(apply_all(mistakes, case.computation).run())
-    except (ValueError, TypeError, IndexError, AttributeError):
+    except IMPOSSIBLE:
         return None
 
 
@@ -126,62 +139,76 @@ def explains(mistakes: Sequence[ModelMistake], one: Observation) -> bool:
     if not mistakes:
         return not one.failed
     predicted = predict(mistakes, one.case)
-    return predicted is not None and one.agrees(predicted)
+    return predicted is not None and agrees(mistakes, one, predicted)
+
+
+def agrees(mistakes: Sequence[ModelMistake], one: Observation, predicted: np.ndarray) -> bool:
+    """Whether the answer is within the bound of a prediction; where it is near, that is the bound of its own noise."""
+    distance = one.distance(predicted)
+    if distance <= TWICE or not distance <= NEAR:
+        return distance <= TWICE
+    right, bound = noise_bound(apply_all(mistakes, one.case.computation), one.case.dtype, runs=FEW_RUNS)
+    got = np.asarray(one.answer.result).astype(float)
+    return bool(np.all(one.case.select(np.abs(got - right) <= TWICE * bound)))
 
 
 def choose_mistakes(
     shown: Observation, evidence: Sequence[Observation], found: Sequence[ModelMistake]
 ) -> tuple[list[ModelMistake], list[ModelMistake]]:
-    """Return the mistakes that explain this answer and most others, beside those found; and rivals of the same merit."""
-    base = apply_all(found, shown.case.computation)
-    candidates = [*list_mistakes(base)]
-    predictions = [(one, predict([*found, one], shown.case)) for one in candidates]
-    able = [one for one, predicted in predictions
-            if predicted is not None and shown.agrees(predicted) and shown.tells_apart(predicted)]  # fmt: skip
-    if able:
-        return rank([[one] for one in able], shown, evidence, found)
-    pairs = list_pairs(predictions, shown)
-    able_pairs = []
-    for pair in pairs:
-        predicted = predict([*found, *pair], shown.case)
-        if predicted is not None and shown.agrees(predicted):
-            able_pairs.append([*pair])
-    return rank(able_pairs, shown, evidence, found) if able_pairs else ([], [])
+    """Return the mistakes that explain this answer and most others, beside those found; and rivals of equal merit."""
+    able: list[list[ModelMistake]] = []
+    effective: list[tuple[ModelMistake, np.ndarray]] = []
+    without_effect: set[str] = set()
+    for one in list_mistakes(apply_all(found, shown.case.computation)):
+        if one.scope and one.id in without_effect:  # what changes nothing everywhere changes nothing in a part
+            continue
+        predicted = predict([*found, one], shown.case)
+        if predicted is None:
+            continue
+        if not shown.tells_apart(predicted):
+            without_effect |= {one.id} if not one.scope else set()
+            continue
+        effective.append((one, predicted))
+        if agrees([*found, one], shown, predicted):
+            able.append([one])
+    if not able:
+        for pair in list_pairs(effective):
+            predicted = predict([*found, *pair], shown.case)
+            if predicted is not None and shown.distance(predicted) <= TWICE:
+                able.append([*pair])
+    return rank(able, shown, evidence, found) if able else ([], [])
 
 
-def list_pairs(
-    predictions: Sequence[tuple[ModelMistake, np.ndarray | None]], shown: Observation
-) -> list[tuple[ModelMistake, ModelMistake]]:
-    """Pairs of mistakes that change this answer, each in its largest scope."""
+def list_pairs(effective: Sequence[tuple[ModelMistake, np.ndarray]]) -> list[tuple[ModelMistake, ModelMistake]]:
+    """Pairs of mistakes that change an answer, each in its largest scope."""
     distinct: dict[bytes, ModelMistake] = {}
-    for one, predicted in predictions:
-        if predicted is not None and np.isfinite(predicted).all() and shown.tells_apart(predicted):
+    for one, predicted in effective:
+        if np.isfinite(predicted).all():
             distinct.setdefault(np.round(predicted, 9).tobytes(), one)
     return [*combinations(distinct.values(), 2)][:MOST_PAIRS]
 
 
 def rank(
-    sets: Sequence[list[ModelMistake]], shown: Observation, evidence: Sequence[Observation],
+    sets: Sequence[list[ModelMistake]],
+    shown: Observation,
+    evidence: Sequence[Observation],
     found: Sequence[ModelMistake],
-) -> tuple[list[ModelMistake], list[ModelMistake]]:  # fmt: skip
+) -> tuple[list[ModelMistake], list[ModelMistake]]:
     """The set that explains most failing cases with least against it; the first of equal ones has the largest scope."""
     scores = []
     for chosen in sets:
-        explained, against = 0, 0
-        for one in evidence:
-            predicted = predict([*found, *chosen], one.case)
-            agrees = predicted is not None and one.agrees(predicted)
-            explained += agrees and one.failed
-            against += not agrees and not one.failed
+        agreed = [explains([*found, *chosen], one) for one in evidence]
+        explained = sum(fits and one.failed for fits, one in zip(agreed, evidence, strict=True))
+        against = sum(not fits and not one.failed for fits, one in zip(agreed, evidence, strict=True))
         scores.append((against - explained, against))
     best = min(scores)
     equal = [chosen for chosen, score in zip(sets, scores, strict=True) if score == best]
     names, rivals = {equal[0][0].id}, []
-    chosen = predict([*found, *equal[0]], shown.case)
+    chosen_result = predict([*found, *equal[0]], shown.case)
     for other in equal[1:]:
         predicted = predict([*found, *other], shown.case)
         # What predicts the same numbers is the same mistake in this model, in other words.
-        if other[0].id not in names and not np.array_equal(predicted, chosen):  # type: ignore[arg-type]
+        if other[0].id not in names and not np.array_equal(predicted, chosen_result):  # type: ignore[arg-type]
             names.add(other[0].id)
             rivals.append(other[0])
     return equal[0], rivals
@@ -191,25 +218,21 @@ def rank(
 
 
 def find_step(mistakes: Sequence[ModelMistake], case: ModelCase) -> str:
-    """Return the first sublayer in which the definition with these mistakes computes something else."""
+    """Return the first sublayer in which the definition with these mistakes computes something else, or nothing."""
     right: dict[str, np.ndarray] = {}
+    wrong: dict[str, np.ndarray] = {}
     case.computation.run(watch=lambda name, result: right.setdefault(name, np.asarray(result)))
-    wrong: list[str] = []
-
-    def watch(name: str, result: object) -> None:
-        array, due = np.asarray(result), right.get(name)
-        scale = CHANGED if due is None or due.size == 0 else CHANGED * np.nanmax(np.abs(due))
-        if not wrong and (due is None or array.shape != due.shape or not np.all(np.abs(array - due) <= scale)):
-            wrong.append(name)
-
     try:
-        apply_all(mistakes, case.computation).run(watch=watch)
-    except (ValueError, TypeError, IndexError, AttributeError):
+        computation = apply_all(mistakes, case.computation)
+        computation.run(watch=lambda name, result: wrong.setdefault(name, np.asarray(result)))
+    except IMPOSSIBLE:
         return ""
-    if not wrong:  # a step is not taken
-        scope = mistakes[0].scope
-        return name_sublayer(scope[0] if scope else "norm", case)
-    return name_sublayer(wrong[0], case)
+    for name, due in right.items():
+        array = wrong.get(name)
+        scale = CHANGED * np.nanmax(np.abs(due), initial=0)
+        if array is None or array.shape != due.shape or not np.all(np.abs(array - due) <= scale):
+            return name_sublayer(name, case)
+    return ""
 
 
 def name_sublayer(step: str, case: ModelCase) -> str:
@@ -250,18 +273,17 @@ def shorten(path: str, case: ModelCase) -> str:
 
 
 def describe_unknown(
-    wrong: Sequence[Observation], remaining: Sequence[Observation], isolated: Sequence[Observation],
-    shown: Observation, ask: Ask,
-) -> PortCause:  # fmt: skip
+    wrong: Sequence[Observation], remaining: Sequence[Observation], shown: Observation, ask: Ask
+) -> PortCause:
     """Return a cause by its place alone."""
     first = wrong[0]
     if first.case.sublayer:
         step = shorten(first.case.sublayer, first.case)
     elif first.case.sublayer == "":
-        step = "embedding"
+        step = find_cut(first, ask)
     else:
         step = find_prefix(shown, ask)
-    narrow = next((dtype for dtype in ("float16", "bfloat16") if all(is_narrow(one, dtype) for one in wrong)), "")
+    narrow = next((dtype for dtype in ("float16", "bfloat16") if is_narrow(first, dtype, ask)), "")
     return PortCause(step, (), tuple(remaining), narrow=narrow)
 
 
@@ -279,10 +301,58 @@ def find_prefix(shown: Observation, ask: Ask) -> str:
     return shorten(names[high - 1], shown.case) if names else ""
 
 
-def is_narrow(one: Observation, dtype: str) -> bool:
-    """Whether the error is one that arithmetic in 16 bits makes, and no larger."""
+def find_cut(first: Observation, ask: Ask) -> str:
+    """Return where a model without sublayers is wrong: what comes before a norm, or after it.
+
+    A norm whose weight is 0 gives its bias, whatever comes before it. If the port is wrong all the same, then it is so
+    after that norm. Norms that follow one another in the residual stream are tried from the last to the first.
+    """
+    case, norms = first.case, list[str]()
+    case.computation.run(watch=lambda name, _: norms.append(name))
+    after = case.checkpoint.configuration.norm_order == "post"
+    norms = [name for name in norms if is_norm(name) and (after or "blocks." not in name)]
+    cut = -0.0 if not case.checkpoint.configuration.norm.endswith("plus_one") else -1.0
+    place = -1
+    for number in reversed(range(len(norms))):
+        changed = case.checkpoint.change({f"{norms[number]}.weight": cut})
+        (answer,) = ask([replace(case, checkpoint=changed)])
+        if answer.failed:
+            place = number
+            break
+    if place + 1 >= len(norms):
+        return "output" if norms else "embedding"
+    following = name_sublayer(norms[place + 1], case)
+    return following if "blocks." not in following else first_of_kind(following, case)
+
+
+def is_norm(name: str) -> bool:
+    return name.rpartition(".")[2].endswith("norm") or name == "norm"
+
+
+def first_of_kind(sublayer: str, case: ModelCase) -> str:
+    """Return the same sublayer of the first block: most mistakes are made in all blocks, and the last hides others."""
+    words = sublayer.split(".")
+    words[words.index("blocks") + 1] = "0"
+    return ".".join(words)
+
+
+def is_narrow(one: Observation, dtype: str, ask: Ask) -> bool:
+    """Whether the error is one of rounding to 16 bits: as large, and another one for weights that differ by as much.
+
+    An error that is no rounding hardly changes with the weights.
+    """
     if one.case.dtype not in ("float32", "float64"):
         return False
-    right, bound = noise_bound(one.case.computation, dtype, runs=16)
-    got = np.asarray(one.answer.result).astype(float)
-    return bool(np.all(one.case.select(np.abs(got - right) <= bound)))
+    right, bound = noise_bound(one.case.computation, dtype, runs=FEW_RUNS)
+    error = np.asarray(one.answer.result).astype(float) - right
+    if not np.all(one.case.select(np.abs(error) <= bound)):
+        return False
+    checkpoint = one.case.checkpoint
+    factors = 1 + NUDGE * np.random.default_rng(0).standard_normal(checkpoint.values.shape)
+    nudged = replace(checkpoint, values=checkpoint.values * factors).round(one.case.dtype)
+    (answer,) = ask([replace(one.case, checkpoint=nudged)])
+    if not answer.has_numbers:
+        return False
+    other = np.asarray(answer.answer.result).astype(float) - answer.case.exact
+    errors = one.case.select(error).ravel(), one.case.select(other).ravel()
+    return abs(float(np.corrcoef(*errors)[0, 1])) < UNRELATED

@@ -26,17 +26,14 @@ In float64 the definition that is compared with is off itself, and the scale is 
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
-import types
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, Precision, exact
 from conformance.bounds.layers import activation as bound_activation
-from conformance.ports.computation import Computation
+from conformance.ports.computation import Computation, copy_functions
 from reference_numpy import blocks, materialize
 from reference_numpy.attention_steps import fill_empty_rows, repeat_heads, resolve_scale
 from reference_numpy.feed_forward import ACTIVATIONS
@@ -300,22 +297,3 @@ class Noise:
         total = np.sum(powers, axis=-1, keepdims=True)
         total = total + self.sum_noise(total, np.sum(powers**2, axis=-1, keepdims=True), x.shape[-1])
         return self.round(below - self.move(np.log(total), LOG * self.p.inner * np.maximum(np.abs(np.log(total)), 1)))
-
-
-def copy_functions(own: dict[str, Any], *modules: types.ModuleType) -> dict[str, Any]:
-    """Return copies of the modules' functions, which find those of `own` under their names."""
-    found: dict[str, Any] = {}
-    for module in modules:
-        names = dict(vars(module))
-        functions = {name: inspect.unwrap(f) for name, f in names.items() if callable(f) and in_module(f, module)}
-        for name, function in functions.items():
-            copy = types.FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
-            copy.__kwdefaults__ = function.__kwdefaults__
-            names[name] = found[name] = copy
-        names |= own
-    return found | own
-
-
-def in_module(function: Callable[..., Any], module: types.ModuleType) -> bool:
-    plain = inspect.unwrap(function)
-    return isinstance(plain, types.FunctionType) and plain.__module__ == module.__name__

@@ -67,8 +67,7 @@ class Observation:
 
     def distance(self, predicted: np.ndarray) -> float:
         """Return how far the answer is from a prediction, in its bounds; infinity for another shape."""
-        right, bound = self.case.exact_and_bound
-        predicted = np.asarray(predicted)
+        right, predicted = self.case.exact, np.asarray(predicted)
         if predicted.shape != right.shape or not self.has_numbers:
             return np.inf
         got = self.case.select(np.asarray(self.answer.result).astype(float))
@@ -81,9 +80,6 @@ class Observation:
             growth = np.nanmax(np.abs(predicted)) / max(np.nanmax(np.abs(right)), 1e-300)
         limits = bound * max(1.0, growth) + UNIT_ROUNDOFF[self.case.dtype] * np.abs(predicted)
         return self.case.select(limits)
-
-    def agrees(self, predicted: np.ndarray) -> bool:
-        return self.distance(predicted) <= TWICE
 
     def tells_apart(self, predicted: np.ndarray, other: np.ndarray | None = None) -> bool:
         """Whether no answer could agree with both: the prediction, and the right result or another prediction."""

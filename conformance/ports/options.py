@@ -57,5 +57,5 @@ class ModelOptions(TypedDict, total=False):
             "of a model: give build arrays of the framework, and judge the gradients through it",
             default=False,
             switch="gradients/no-gradients",
-        ),  # fmt: skip
+        ),
     ]

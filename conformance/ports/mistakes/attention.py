@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.ports.computation import Step
+from conformance.ports.computation import Step, copy_functions
 from conformance.ports.mistakes.mistake import StepChange, StepMistake, Topic, change_fields, replace_function
+from reference_numpy import blocks, materialize
+from reference_numpy.attention_steps import attention_scores, repeat_heads, softmax
 from reference_numpy.multi_head_attention import join_heads
 from specification.configuration import AttentionLayer
 from specification.masks import And, Causal, Dense, KeyPadding, Mask
@@ -86,6 +88,67 @@ def keep_one_element(mask: KeyPadding) -> KeyPadding:
     """Every sequence has the padding of the first."""
     keep = np.asarray(mask.keep)
     return KeyPadding(np.broadcast_to(keep[:1], keep.shape))
+
+
+def pad_queries(mask: KeyPadding) -> Dense:
+    """Padding hides queries in place of keys."""
+    keep = np.asarray(mask.keep)
+    return Dense(np.broadcast_to(keep[:, None, :, None], (len(keep), 1, keep.shape[1], keep.shape[1])))
+
+
+def fill_by_means(change: StepChange) -> StepChange:
+    """Where nothing is left to attend to, a large finite number in place of -inf gives the mean of all values."""
+    return lambda step: change_fields(CONFIGURATION, empty_rows="mean")(change(step))
+
+
+# --- attention in other steps -----------------------------------------------------------------------------------------
+
+
+def attend_with(**functions: Any) -> StepChange:
+    """Change functions inside a block's attention."""
+    return replace_function(copy_functions(functions, blocks)["attend"])
+
+
+def attend_otherwise(weigh: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> StepChange:
+    """Make weights another way. weigh: from scores and allowed pairs to weights."""
+
+    def attention(
+        query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None, bias: Any = None, scale: Any = None,
+        softcap: Any = None, **_: Any,
+    ) -> Any:  # fmt: skip
+        B, H, Q, _ = query.shape
+        key, value = repeat_heads(key, H), repeat_heads(value, H)
+        allowed = np.broadcast_to(materialize(mask, Q, key.shape[2], batch=B, heads=H), (B, H, Q, key.shape[2]))
+        every = np.ones_like(allowed)
+        scores = attention_scores(query, key, every, bias=bias, scale=scale, softcap=softcap)
+        return weigh(scores, allowed) @ value
+
+    return attend_with(attention=attention)
+
+
+def weigh_over_queries(scores: np.ndarray, allowed: np.ndarray) -> Any:
+    weights, _ = softmax(np.swapaxes(scores, -1, -2), np.swapaxes(allowed, -1, -2))
+    return np.swapaxes(weights, -1, -2)
+
+
+def mask_weights(scores: np.ndarray, allowed: np.ndarray) -> Any:
+    weights, _ = softmax(scores, np.ones_like(allowed))
+    return np.where(allowed, weights, 0)
+
+
+def multiply_mask(scores: np.ndarray, allowed: np.ndarray) -> Any:
+    weights, _ = softmax(np.where(allowed, scores, 0), np.ones_like(allowed))
+    return weights
+
+
+def turn_with_wrong_sign(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
+    """The second of a pair has the first's sign before the sine."""
+    width = 2 * sine.shape[-1]
+    right = blocks.rotate(x, sine, cosine, pairing)
+    other = blocks.rotate(x, -sine, cosine, pairing)
+    columns = np.arange(x.shape[-1])
+    second = (columns % 2 == 1) if pairing == "interleaved" else (columns >= width // 2)
+    return np.where(second & (columns < width), other, right)
 
 
 # --- windows and rotation ---------------------------------------------------------------------------------------------
@@ -239,8 +302,13 @@ def merge_otherwise(p: Any, heads: int) -> MultiHeadAttention:
     return p._replace(output=p.output._replace(weight=p.output.weight[order]))  # type: ignore[no-any-return]
 
 
+def interleave_throughout(p: Any, heads: int) -> MultiHeadAttention:
+    """Heads are taken, and joined, as [D, H]."""
+    return merge_otherwise(interleave_heads(p, heads), heads)
+
+
 def pair_otherwise(p: Any, heads: int) -> MultiHeadAttention:
-    """The columns of queries and keys are put from halves into pairs, as some checkpoints need and this one does not."""
+    """The columns of queries and keys are put from halves into pairs, as only checkpoints of other kinds need."""
     width = p.query.weight.shape[1] // heads
     within = np.arange(width).reshape(2, -1).T.ravel()
 
@@ -265,6 +333,41 @@ def project(name: str, says: str, change: Projections, rule: str = "") -> StepMi
     return TOPIC.entry(name, says, change_projections(change), rule)
 
 
+MASKED = (
+    (
+        "padding-inverted",
+        "padding is attended to, and real tokens are masked",
+        lambda mask: map_masks(mask, KeyPadding, invert_padding),
+        "MASK-1",
+    ),
+    (
+        "padding-of-first",
+        "all sequences have the padding of the first",
+        lambda mask: map_masks(mask, KeyPadding, keep_one_element),
+        "MASK-2",
+    ),
+    (
+        "padding-of-queries",
+        "padding hides queries in place of keys",
+        lambda mask: map_masks(mask, KeyPadding, pad_queries),
+        "MASK-2",
+    ),
+    ("not-causal", "later tokens are visible", lambda mask: drop_masks(mask, Causal), "MASK-3"),
+    ("causal", "later tokens are masked", add_causal, "MASK-3"),
+    (
+        "causal-next",
+        "the next token is visible",
+        lambda mask: map_masks(mask, Causal, lambda _: Causal(1)),
+        "MASK-3",
+    ),
+    (
+        "causal-strict",
+        "a token does not see itself",
+        lambda mask: map_masks(mask, Causal, lambda _: Causal(-1)),
+        "MASK-3",
+    ),
+)
+"""Masks of other pairs: name, sentence, change, rule."""
 entry = TOPIC.entry
 ALL = ("query", "key", "value", "output")
 MISTAKES = (
@@ -275,29 +378,14 @@ MISTAKES = (
     entry("scale-twice", "the scale of scores is applied twice", scale_twice, "ATT-1"),
     entry("no-softcap", "the softcap of scores is left out", change_fields(5, softcap=None), "ATT-2"),
     entry("padding-ignored", "padding is not masked", change_mask(lambda m: drop_masks(m, KeyPadding)), "MASK-2"),
-    entry(
-        "padding-inverted",
-        "padding is attended to, and real tokens are masked",
-        change_mask(lambda mask: map_masks(mask, KeyPadding, invert_padding)),
-        "MASK-1",
-    ),
-    entry(
-        "padding-of-first",
-        "all sequences have the padding of the first",
-        change_mask(lambda mask: map_masks(mask, KeyPadding, keep_one_element)),
-        "MASK-2",
-    ),
-    entry("not-causal", "later tokens are visible", change_mask(lambda m: drop_masks(m, Causal)), "MASK-3"),
-    entry("causal", "later tokens are masked", change_mask(add_causal), "MASK-3"),
     *(
-        entry(
-            f"causal-offset{offset:+d}",
-            says,
-            change_mask(lambda mask, offset=offset: map_masks(mask, Causal, lambda _: Causal(offset))),
-            "MASK-3",
-        )
-        for offset, says in ((1, "the next token is visible"), (-1, "a token does not see itself"))
+        entry(name, says, filled, rule)
+        for name, says, change, rule in MASKED
+        for filled in (change_mask(change), fill_by_means(change_mask(change)))
     ),
+    entry("mask-after-softmax", "the mask is applied after the softmax", attend_otherwise(mask_weights), "ATT-5"),
+    entry("mask-multiplied", "forbidden scores are 0", attend_otherwise(multiply_mask), "ATT-4"),
+    entry("softmax-over-queries", "the softmax is over queries", attend_otherwise(weigh_over_queries), "ATT-5"),
     entry("no-mask", "nothing is masked", change_mask(lambda mask: None), "MASK-1"),
     entry("no-window", "the window is ignored", change_layer(lambda layer: replace(layer, window=None)), "MASK-4"),
     *(
@@ -328,6 +416,12 @@ MISTAKES = (
         entry(f"rotary-share-{share}", f"{share} of a head's columns turn", rotate_share(share), "POS-3")
         for share in (0.5, 0.25)
     ),
+    entry(
+        "rotary-sign",
+        "the second of a pair turns with the wrong sign",
+        attend_with(rotate=turn_with_wrong_sign),
+        "POS-3",
+    ),
     entry("rotary-backwards", "rotation goes the other way", turn_back, "POS-3"),
     project("query-key-swapped", "query and key have changed places", permute_projections("key", "query", "value")),
     project("query-value-swapped", "query and value have changed places", permute_projections("value", "key", "query")),
@@ -337,6 +431,9 @@ MISTAKES = (
     project("heads-interleaved", "the columns of heads are read as [D, H]", interleave_heads),
     project("fused-by-head", "the fused matrix is read as [H, 3, D], where it is [3, H, D]", fuse_otherwise(True)),
     project("fused-by-part", "the fused matrix is read as [3, H, D], where it is [H, 3, D]", fuse_otherwise(False)),
+    project("heads-interleaved-throughout", "heads are taken, and joined, as [D, H]", interleave_throughout),
+    project("values-are-keys", "values are the keys", permute_projections("query", "key", "key")),
+    project("keys-are-queries", "keys are the queries", permute_projections("query", "query", "value")),
     project("heads-tiled", "query head h reads key head h % G", tile_heads, "ATT-7"),
     project("heads-merged", "the results of heads are joined as [D, H]", merge_otherwise),
     project("columns-paired", "the columns of queries and keys are put into another order", pair_otherwise, "POS-3"),

@@ -127,6 +127,7 @@ def list_scopes(computation: Computation) -> list[Scope]:
     blocks = [f"{name}blocks.{i}." for name, stack in stacks.items() for i in range(len(stack.blocks))]
     found: list[Scope] = [()]
     found += [(name,) for name in stacks] if len(stacks) > 1 else []
+    found += [tuple(blocks)]
     found += [tuple(blocks[1:]), tuple(blocks[:-1])] if len(blocks) > 2 else []
     found += [tuple(blocks[::2]), tuple(blocks[1::2])] if len(blocks) > 3 else []
     found += [tuple(f"{block}{part}" for block in blocks) for part in PARTS]

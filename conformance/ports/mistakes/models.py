@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from conformance.ports.computation import Computation, Step
+from conformance.ports.mistakes.attention import ROTATION, complete
 from conformance.ports.mistakes.mistake import (
     ModelMistake,
     Scope,
@@ -17,6 +18,7 @@ from conformance.ports.mistakes.mistake import (
     replace_stack,
 )
 from specification.configuration import CHOICES
+from specification.masks import Dense
 from specification.parameters import LanguageModel, Transformer
 
 ORDERS = {
@@ -136,23 +138,26 @@ def list_swapped_norms() -> Iterator[ModelMistake]:
 # --- residual connections from elsewhere ------------------------------------------------------------------------------
 
 
-def take_from_norm(computation: Computation) -> Computation:
-    """The residual connection comes from the normalised input of a sublayer."""
-    latest: list[np.ndarray] = []
+def take_from_norm(*parts: str) -> Callable[[Computation], Computation]:
+    """The residual connection of these sublayers comes from their normalised input."""
 
-    def rewrite(step: Step) -> Step:
-        if step.kind == "normalize":
+    def change(computation: Computation) -> Computation:
+        latest: list[np.ndarray] = []
 
-            def normalize(*arguments: Any) -> Any:
-                latest[:] = [step.function(*arguments)]
-                return latest[0]
+        def rewrite(step: Step) -> Step:
+            if step.kind == "normalize":
 
-            return step._replace(function=normalize)
-        if step.kind == "add" and latest and "blocks." in step.name:
-            return step.argument(0, latest[0])
-        return step
+                def normalize(*arguments: Any) -> Any:
+                    latest[:] = [step.function(*arguments)]
+                    return latest[0]
 
-    return computation.rewrite(rewrite)
+                return step._replace(function=normalize)
+            chosen = step.kind == "add" and latest and any(f".{part}" in step.name for part in parts)
+            return step.argument(0, latest[0]) if chosen else step
+
+        return computation.rewrite(rewrite)
+
+    return change
 
 
 def take_from_block(computation: Computation) -> Computation:
@@ -168,6 +173,65 @@ def take_from_block(computation: Computation) -> Computation:
         return step.argument(0, inputs[block])
 
     return computation.rewrite(rewrite)
+
+
+# --- decoding with a cache --------------------------------------------------------------------------------------------
+
+
+def restart_positions(late: int) -> Callable[[Computation], Computation]:
+    """Positions of each part begin at 0, or `late` too early after the first part."""
+
+    def change(computation: Computation) -> Computation:
+        starts = np.cumsum((0, *computation.chunks))[:-1]
+        parts = [
+            np.arange(length) + (0 if not late else max(start - late * (start > 0), 0))
+            for start, length in zip(starts, computation.chunks, strict=True)
+        ]
+        positions = np.concatenate(parts) if parts else None
+
+        def rewrite(step: Step) -> Step:
+            if positions is None:
+                return step
+            if step.kind == "learned_positions":
+                return step._replace(function=lambda table, *_, **__: table[positions])
+            if step.kind == "attend":
+                return turn_by(step, positions)
+            return step
+
+        return computation.rewrite(rewrite)
+
+    return change
+
+
+def turn_by(step: Step, positions: np.ndarray) -> Step:
+    """Rotate queries and keys by other positions."""
+    step = complete(step)
+    rotation = step.arguments[ROTATION]
+    if rotation is None:
+        return step
+    return step.argument(ROTATION, rotation._replace(
+        sine=rotation.sine[..., positions, :], cosine=rotation.cosine[..., positions, :]))  # fmt: skip
+
+
+def forget_cache(computation: Computation) -> Computation:
+    """Tokens attend to those of their own part alone."""
+    part = np.repeat(np.arange(len(computation.chunks)), computation.chunks)
+
+    def rewrite(step: Step) -> Step:
+        if step.kind != "attend" or not len(part):
+            return step
+        mask = step.arguments[3]
+        same = Dense(part[:, None] == part[None, :])
+        return step.argument(3, same if mask is None else mask & same)
+
+    return computation.rewrite(rewrite)
+
+
+CACHED = (
+    ModelMistake("cache.positions-restart", "GEN-1", "with a cache, positions begin at 0 again", restart_positions(0)),
+    ModelMistake("cache.positions-late", "GEN-1", "with a cache, positions are one too small", restart_positions(1)),
+    ModelMistake("cache.not-read", "GEN-1", "what the cache holds is not attended to", forget_cache),
+)
 
 
 # --- what the caller says ---------------------------------------------------------------------------------------------
@@ -238,7 +302,22 @@ MISTAKES = (
         lambda c: change_stacks(c, lambda stack: stack._replace(norm=None)),
     ),
     ModelMistake(
-        "residual.from-norm", "BLK-1", "the residual connection comes from the normalised input", take_from_norm
+        "residual.from-norm",
+        "BLK-1",
+        "residual connections come from the normalised input",
+        take_from_norm("attention", "self_attention", "cross_attention", "feed_forward"),
+    ),
+    ModelMistake(
+        "residual.attention-from-norm",
+        "BLK-1",
+        "the attention's residual connection comes from the normalised input",
+        take_from_norm("attention", "self_attention"),
+    ),
+    ModelMistake(
+        "residual.network-from-norm",
+        "BLK-1",
+        "the feed-forward network's residual connection comes from the normalised input",
+        take_from_norm("feed_forward"),
     ),
     ModelMistake(
         "residual.from-block", "BLK-1", "the residual connection comes from the block's input", take_from_block
@@ -265,5 +344,6 @@ def list_mistakes_of_models(computation: Computation) -> Iterator[ModelMistake]:
     yield from list_block_orders(computation)
     yield from list_swapped_norms()
     yield from MISTAKES
+    yield from CACHED if computation.chunks else ()
     if isinstance(computation.parameters, LanguageModel | Transformer) and computation.parameters.output is not None:
         yield ModelMistake("output.tied", "TRF-1", "the output layer is the token table", tie_output)

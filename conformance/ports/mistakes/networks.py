@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from conformance.ports.mistakes.mistake import (
     replace_function,
     set_keywords,
 )
+from reference_numpy.feed_forward import ACTIVATIONS as ACTIVATE
+from reference_numpy.multi_head_attention import linear
 from specification.parameters import FeedForward
 
 # --- feed-forward networks --------------------------------------------------------------------------------------------
@@ -47,12 +50,34 @@ def give_zeros(p: Any, x: np.ndarray, *_: Any, **__: Any) -> Any:
     return np.zeros_like(x)
 
 
-def activate_nothing(p: Any, x: np.ndarray, *_: Any) -> Any:
-    """The activation is left out."""
-    hidden = x @ p.inner.weight + (0 if p.inner.bias is None else p.inner.bias)
-    if hasattr(p, "gate"):
-        hidden = hidden * (x @ p.gate.weight + (0 if p.gate.bias is None else p.gate.bias))
-    return hidden @ p.outer.weight + (0 if p.outer.bias is None else p.outer.bias)
+def activate_otherwise(function: Callable[[np.ndarray], Any]) -> StepChange:
+    """The activation is a function that no config names."""
+
+    def transform(p: Any, x: np.ndarray, *_: Any) -> Any:
+        first = p.gate if hasattr(p, "gate") else p.inner
+        hidden = function(linear(first, x))
+        hidden = hidden * linear(p.inner, x) if hasattr(p, "gate") else hidden
+        return linear(p.outer, hidden)
+
+    return replace_function(transform)
+
+
+def sigmoid(x: np.ndarray) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+OTHER_ACTIVATIONS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
+    "not-activated": ("the activation is left out", lambda x: x),
+    "quick-gelu": ("the activation is x sigmoid(1.702 x)", lambda x: x * sigmoid(1.702 * x)),
+    "erf-unscaled": ("GELU takes erf(x) in place of erf(x / sqrt(2))", lambda x: x * gelu_share(x * math.sqrt(2))),
+    "sigmoid": ("the activation is a sigmoid", sigmoid),
+    "tanh": ("the activation is tanh", np.tanh),
+}
+
+
+def gelu_share(x: np.ndarray) -> Any:
+    """The standard normal distribution function."""
+    return np.where(x == 0, 0.5, ACTIVATE["gelu"](x) / np.where(x == 0, 1, x))
 
 
 NETWORKS = (
@@ -60,7 +85,7 @@ NETWORKS = (
         NETWORK.entry(name.replace("_", "-"), f"the activation is {says}", change_fields(3, activation=name))
         for name, says in ACTIVATIONS.items()
     ),
-    NETWORK.entry("not-activated", "the activation is left out", replace_function(activate_nothing)),
+    *(NETWORK.entry(name, says, activate_otherwise(f)) for name, (says, f) in OTHER_ACTIVATIONS.items()),
     NETWORK.entry(
         "gate-swapped",
         "the activation is on the other of the two projections",
@@ -98,14 +123,17 @@ NETWORKS = (
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 SUM = Topic("residual", "BLK-1", ("add",))
+
+
+def change_sum(function: Callable[..., Any]) -> StepChange:
+    """Change the sums of residual connections, and not those of an embedding."""
+    return lambda step: step._replace(function=function) if "blocks." in step.name else step
+
+
 SUMS = (
-    SUM.entry(
-        "left-out",
-        "the residual connection is left out",
-        replace_function(lambda x, y: np.broadcast_to(y, x.shape)),
-    ),
-    SUM.entry("twice", "the residual connection counts twice", replace_function(lambda x, y: 2 * x + y)),
-    SUM.entry("output-twice", "what a sublayer gives is added twice", replace_function(lambda x, y: x + 2 * y)),
+    SUM.entry("left-out", "the residual connection is left out", change_sum(lambda x, y: y)),
+    SUM.entry("twice", "the residual connection counts twice", change_sum(lambda x, y: 2 * x + y)),
+    SUM.entry("output-twice", "what a sublayer gives is added twice", change_sum(lambda x, y: x + 2 * y)),
 )
 
 # --- tables and output layers -----------------------------------------------------------------------------------------
