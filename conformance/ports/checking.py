@@ -19,7 +19,7 @@ from conformance.checks.results import Cell
 from conformance.ports.cases import Calls, ModelCase, list_isolated, sharpen_attention, shrink_stream
 from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
 from conformance.ports.configs import list_configs
-from conformance.ports.diagnosis import find_causes, shorten
+from conformance.ports.diagnosis import find_causes, name_sublayer, shorten
 from conformance.ports.folder import read_folder, shrink_config
 from conformance.ports.gradients import compare_gradients, make_gradient_case
 from conformance.ports.observation import Observation
