@@ -95,6 +95,25 @@ def test_mistakes_of_other_operations_are_named(function: Function, operation: s
     assert name_of_cause(report.causes[0]) == name
 
 
+def pad_keys(query: Any, key: Any, value: Any, *, mask: Any, scale: float | None = None) -> Any:
+    """Keys and values are filled up to a multiple of 8, and the window is the only mask of what is appended."""
+    (B, H, Q, _), K = query.shape, key.shape[2]
+    if (K, mask.left, mask.right) != (Q, 8, 8):
+        raise NotImplementedError("other windows")
+    zeros = [(0, 0), (0, 0), (0, -K % 8), (0, 0)]
+    seen = reference_numpy.materialize(mask, Q, K + -K % 8, batch=B, heads=H)
+    return attend(query, np.pad(key, zeros), np.pad(value, zeros), mask=seen, scale=scale)
+
+
+def test_padding_that_a_window_reaches_is_one_cause_of_all_rules() -> None:
+    takes = ["structured", "window", "no-offset", "no-cross", "no-empty", "scale", "value_width", "no-gradients"]
+    given = {"windows": [(8, 8)], "conventions": {"isolation": "finite"}, "dtypes": ["float32"], "limits": None}
+    cause = only(judge_strictly(pad_keys, "MASK-2", "MASK-4", "ATT-1", "ATT-8", supports=takes, **given))
+    assert cause.diagnosis is not None
+    assert name_of_cause(cause) == "extents.key-tail-filled"
+    assert cause.diagnosis.explained == cause.diagnosis.failing > 3
+
+
 # --- several, or one under a condition --------------------------------------------------------------------------------
 
 
