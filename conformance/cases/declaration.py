@@ -452,6 +452,8 @@ class Declaration:
                 raise ValueError(f"head_widths has a width below the least {name}, {self.least[name]}")
         if self.windows and "window" not in self:
             raise ValueError("windows are declared of a function that does not support window")
+        if self.scalings != tuple(SCALINGS) and "rotary_scaling" not in self:
+            raise ValueError("scalings are declared of a function that does not support rotary_scaling")
         if "cross" not in self and any(size is not None and size > LONGEST for pair in self.windows for size in pair):
             raise ValueError(
                 f"windows: past {LONGEST} keys none can be tried where queries and keys are as many (no-cross)"
