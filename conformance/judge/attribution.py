@@ -17,9 +17,9 @@ from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case, heads_and_keys, output_alone
 from conformance.cases.expectations import Planted, empty_rows
 from conformance.cases.facts import FEATURE_RULES, operation_facts
-from conformance.cases.features import features_of, has_declared_masks, mask_kinds
+from conformance.cases.features import features_of, has_declared_masks, mask_kinds, rule_of
 from conformance.cases.signatures import equals_default
-from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN, Check, first, nothing
+from conformance.checks.catalogue import AGREEMENT, DETERMINISM, MEMORY, REPETITIONS, TWIN, Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
 from conformance.checks.findings import Finding, ProcessEnded, TookTooLong, is_error
 from conformance.checks.levels import STATE_RULE
@@ -28,6 +28,8 @@ from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import depends_on_layout, lay_contiguous
 from conformance.subjects.subject import Subject
 
+FAILED_CALL = ("raised", "process_ended")
+"""Kinds of findings of a call that gives no results, be it the first of several equal ones or the only one."""
 OF_EMPTY_ROWS = "ATT-6"
 """The rule of rows that allow nothing."""
 
@@ -44,15 +46,16 @@ class Failure(NamedTuple):
 def attribute(runner: Runner, failure: Failure, shared: object = None) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it. shared: what its check has prepared.
 
-    What depends on memory layouts is always of `STATE_RULE`.
+    What depends on memory layouts is always of `STATE_RULE`. A call that fails by itself is none of it.
     """
     level = worst(failure.findings).level
     if depends_on_layout(runner, failure.check, failure.example, level, shared):
         return failure._replace(rule=STATE_RULE)
-    if failure.rule == STATE_RULE and failure.check in (AGREEMENT, MEMORY):
+    raised = worst(failure.findings).kind in FAILED_CALL and failure.check in (DETERMINISM, REPETITIONS)
+    if failure.rule == STATE_RULE and (raised or failure.check in (AGREEMENT, MEMORY)):
         plain = lay_contiguous(failure.example)
         findings = check_agreement(runner, plain)
-        if breaks(findings, level):
+        if breaks(findings, level) and (not raised or worst(findings).kind == worst(failure.findings).kind):
             return Failure(find_rule(runner, plain, findings), AGREEMENT, plain, findings)
     clean = clean_twin(failure)
     if clean is not None:
@@ -155,6 +158,8 @@ def find_rule(
     alike: finds nothing in cases that fail for another reason. not_to_blame: inputs and options that the subject cannot
     do without, though the case fails for another reason.
     """
+    if isinstance(worst(findings).detail, TookTooLong):  # asked again, it would do so again
+        return rule_of("cross", case.operation)
     if case.operation != "attention":
         return "ATT-14" if case.operation.startswith("attention") else find_option_rule(runner, case, findings)
     if "unmasked" not in runner.declaration:

@@ -132,6 +132,17 @@ def test_an_error_is_of_the_rule_without_which_there_is_none(function: Any, rule
     assert attributed_rule(runner, example, "agreement", asked) == rule
 
 
+@pytest.mark.rule("ATT-13")
+@pytest.mark.parametrize("check", ["determinism", "repetitions"])
+def test_a_call_that_fails_by_itself_is_no_matter_of_equal_calls(check: str) -> None:
+    def refuse_scale(query, key, value, *, mask=None, bias=None, scale=None, sinks=None):
+        if scale is not None:
+            raise RuntimeError("no scale")
+        return torch_impl.attention(query, key, value, mask=mask, bias=bias, sinks=sinks)
+
+    assert attributed_rule(runner_of(refuse_scale, arrays="torch"), case(), check, "ATT-13") == "ATT-1"
+
+
 def unscaled_rotary(x: Any, positions: Any, *, base: float = 10000.0, scaling: Any = None) -> Any:
     return reference_numpy.rotary_embedding(x, positions, base=base)
 
