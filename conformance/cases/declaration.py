@@ -71,6 +71,7 @@ FEATURES = {
     "rotary_width": "rotary embeddings of some columns of a head",
     "rotary_scaling": "scalings of rotary frequencies",
     "batch_positions": "positions of their own for each batch element",
+    "zero_betas": "Adam's steps with a beta of 0",
     "gradients": "gradients",
     "structured": "masks come as descriptions, not as boolean arrays",
     "refusals": "bad input is refused, as the rules say",
