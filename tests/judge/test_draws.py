@@ -15,14 +15,14 @@ from conformance.cases.declaration import Declaration
 from conformance.judge import plan, trial
 from conformance.judge.smallest_case import shrink_violations
 from conformance.sampling import special
-from conformance.sampling.draws import Rows
+from conformance.sampling.draws import CaseStrategy, Rows
 from tests.support.drawn_once import drawn_once
 from tests.support.helpers import Case, Probe, catalogue, draw_cases, operation_cases, runner_of
 
 NUMBERS = st.integers(0, 2**60)
 
 
-def listed(strategy: st.SearchStrategy[Any], count: int, seed: int = 1) -> list[Any]:
+def listed(strategy: CaseStrategy, count: int, seed: int = 1) -> list[Any]:
     return [case for _, case in draw_cases(strategy, count, seed)]
 
 
@@ -57,7 +57,7 @@ def test_where_nothing_can_be_drawn(of_plan: bool) -> None:
         assume(False)
         return draw(NUMBERS)
 
-    strategy = Rows(lambda: (impossible(),) * 500) if of_plan else impossible()
+    strategy: CaseStrategy = Rows(lambda: (impossible(),) * 500) if of_plan else impossible()
     assert listed(strategy, 50) == []
     few = asked
     assert listed(strategy, 500) == []
