@@ -71,6 +71,7 @@ FEATURES = {
     "rotary_width": "rotary embeddings of some columns of a head",
     "rotary_scaling": "scalings of rotary frequencies",
     "batch_positions": "positions of their own for each batch element",
+    "zero_betas": "Adam's steps with a beta of 0",
     "gradients": "gradients",
     "structured": "masks come as descriptions, not as boolean arrays",
     "refusals": "bad input is refused, as the rules say",
@@ -452,6 +453,8 @@ class Declaration:
                 raise ValueError(f"head_widths has a width below the least {name}, {self.least[name]}")
         if self.windows and "window" not in self:
             raise ValueError("windows are declared of a function that does not support window")
+        if self.scalings != tuple(SCALINGS) and "rotary_scaling" not in self:
+            raise ValueError("scalings are declared of a function that does not support rotary_scaling")
         if "cross" not in self and any(size is not None and size > LONGEST for pair in self.windows for size in pair):
             raise ValueError(
                 f"windows: past {LONGEST} keys none can be tried where queries and keys are as many (no-cross)"

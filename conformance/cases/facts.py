@@ -527,7 +527,7 @@ def step_axes(case: Case) -> Described:
 
 ADAM_STEP = OperationFacts(
     name="adam_step",
-    rules={"": "OPT-1"},
+    rules=dict.fromkeys(("", "zero_betas"), "OPT-1"),
     conventions=("moments", "epsilon"),
     arguments=("parameters", "gradients", "state"),
     differentiated=(),

@@ -48,6 +48,7 @@ def features_of(case: Case) -> set[str]:
         "interleaved": options.get("pairing") == "interleaved",
         "rotary_scaling": options.get("scaling") is not None,
         "batch_positions": "positions" in inputs and inputs["positions"].ndim == 2,
+        "zero_betas": 0 in (options.get("beta_1"), options.get("beta_2")),
     }
     if is_norm(case.operation):
         uses["axes"] = inputs["weight"].ndim > 1

@@ -244,7 +244,7 @@ def group_numbers(
 def find_excuses(
     evidence: Sequence[Evidence], level: str = STRICT, narrow: bool = True, first: str = ""
 ) -> tuple[Mapping[str, str], ...]:
-    """The conventions, as few as may be, under which all the cases conform; empty where none do.
+    """The conventions, as few as may be, under which all the cases conform; empty where none do, or too many.
 
     Those come first that excuse least: of formats as wide as the inputs', then those under which the errors are the
     largest part of their bounds. level: of NaN and infinity, those cases count that break what it asks for. narrow:
@@ -273,7 +273,31 @@ def find_excuses(
         }
         if order:
             return tuple(map(dict, sorted(order, key=order.__getitem__)))
-    return ()
+    formulas = [{}, *(dict([choice]) for choice in choices if choice[0] in FORMULAS)]
+    return tuple(filter(None, (keep_needed(formula, names, evidence) for formula in formulas)))
+
+
+MOST_TOGETHER = 3
+"""Conventions that are offered at once; more of them would excuse most of what is nearly right."""
+
+
+def keep_needed(formula: Mapping[str, str], names: Sequence[str], evidence: Sequence[Evidence]) -> dict[str, str]:
+    """A formula's convention with those of arithmetic that are needed beside it, so that all the cases conform.
+
+    At first all of arithmetic are there, and then one after the other goes that is not needed: the bound of more of
+    them is never narrower. Empty where all together do not suffice, or where too many are needed.
+    """
+
+    def widest(name: str) -> str:
+        return "inputs" if "inputs" in CONVENTIONS[name] else CONVENTIONS[name][-1]
+
+    kept = dict(formula) | {name: widest(name) for name in names if name in PRECISIONS}
+    if largest_error(kept, evidence) > 1:
+        return {}
+    for name in [name for name in kept if name not in formula]:
+        fewer = {other: value for other, value in kept.items() if other != name}
+        kept = fewer if largest_error(fewer, evidence) <= 1 else kept
+    return kept if len(kept) <= MOST_TOGETHER else {}
 
 
 def largest_error(conventions: Mapping[str, str], evidence: Sequence[Evidence]) -> float:

@@ -19,7 +19,7 @@ from conformance.cases.expectations import Planted, empty_rows
 from conformance.cases.facts import FEATURE_RULES, operation_facts
 from conformance.cases.features import features_of, has_declared_masks, mask_kinds, rule_of
 from conformance.cases.signatures import equals_default
-from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN, Check, first, nothing
+from conformance.checks.catalogue import AGREEMENT, DETERMINISM, MEMORY, REPETITIONS, TWIN, Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
 from conformance.checks.findings import Finding, ProcessEnded, TookTooLong, is_error
 from conformance.checks.levels import STATE_RULE
@@ -28,6 +28,8 @@ from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import depends_on_layout, lay_contiguous
 from conformance.subjects.subject import Subject
 
+FAILED_CALL = ("raised", "process_ended")
+"""Kinds of findings of a call that gives no results, be it the first of several equal ones or the only one."""
 OF_EMPTY_ROWS = "ATT-6"
 """The rule of rows that allow nothing."""
 
@@ -44,15 +46,16 @@ class Failure(NamedTuple):
 def attribute(runner: Runner, failure: Failure, shared: object = None) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it. shared: what its check has prepared.
 
-    What depends on memory layouts is always of `STATE_RULE`.
+    What depends on memory layouts is always of `STATE_RULE`. A call that fails by itself is none of it.
     """
     level = worst(failure.findings).level
     if depends_on_layout(runner, failure.check, failure.example, level, shared):
         return failure._replace(rule=STATE_RULE)
-    if failure.rule == STATE_RULE and failure.check in (AGREEMENT, MEMORY):
+    raised = worst(failure.findings).kind in FAILED_CALL and failure.check in (DETERMINISM, REPETITIONS)
+    if failure.rule == STATE_RULE and (raised or failure.check in (AGREEMENT, MEMORY)):
         plain = lay_contiguous(failure.example)
         findings = check_agreement(runner, plain)
-        if breaks(findings, level):
+        if breaks(findings, level) and (not raised or worst(findings).kind == worst(failure.findings).kind):
             return Failure(find_rule(runner, plain, findings), AGREEMENT, plain, findings)
     clean = clean_twin(failure)
     if clean is not None:
@@ -69,21 +72,29 @@ def attribute(runner: Runner, failure: Failure, shared: object = None) -> Failur
 def choose_rule(runner: Runner, failure: Failure) -> str:
     """Of an operation's general rule and those of its gradients and options, the one that the case shows.
 
-    That is an option's, if the case does not fail without the option; else that of gradients, if it does not fail where
-    none are asked for.
+    A failure of another rule, and of attention, stays where it is.
     """
-    case, facts, first = failure.example, operation_facts(failure.example.operation), worst(failure.findings)
+    facts = operation_facts(failure.example.operation)
+    own = {facts.rules[""], facts.rules.get("gradients"), *facts.option_rules.values()}
+    if facts.masked or failure.rule not in own:
+        return failure.rule
+    if isinstance(worst(failure.findings).detail, TookTooLong | ProcessEnded):  # asked again, it would do so again
+        return failure.rule
+    return find_option_rule(runner, failure.example, failure.findings)
+
+
+def find_option_rule(runner: Runner, case: Case, findings: list[Finding]) -> str:
+    """The rule of the option without which the case does not fail; else that of gradients, if it does not fail where
+    none are asked for; else the operation's general rule.
+    """
+    facts, first = operation_facts(case.operation), worst(findings)
     general, level = facts.rules[""], first.level
-    if facts.masked or failure.rule not in (general, facts.rules.get("gradients"), *facts.option_rules.values()):
-        return failure.rule
-    if isinstance(first.detail, TookTooLong | ProcessEnded):  # asked again, it would do so again
-        return failure.rule
     for option, rule in facts.option_rules.items():
         if not equals_default(case.operation, option, case.options.get(option)):
             options = {name: value for name, value in case.options.items() if name != option}
             if not breaks(check_agreement(runner, replace(case, options=options)), level):
                 return rule
-    if all(is_gradient(one.name) for one in failure.findings if one.ratio > 1):
+    if all(is_gradient(one.name) for one in findings if one.ratio > 1):
         return facts.rules.get("gradients", general)
     if is_error(first) and case.cotangents and "gradients" in facts.rules:
         fails = breaks(check_agreement(runner, replace(case, cotangents={})), level)
@@ -147,9 +158,10 @@ def find_rule(
     alike: finds nothing in cases that fail for another reason. not_to_blame: inputs and options that the subject cannot
     do without, though the case fails for another reason.
     """
+    if isinstance(worst(findings).detail, TookTooLong):  # asked again, it would do so again
+        return rule_of("cross", case.operation)
     if case.operation != "attention":
-        feature = "gradients" if is_gradient(worst(findings).name) else "cross"
-        return "ATT-14" if case.operation.startswith("attention") else rule_of(feature, case.operation)
+        return "ATT-14" if case.operation.startswith("attention") else find_option_rule(runner, case, findings)
     if "unmasked" not in runner.declaration:
         not_to_blame = {*not_to_blame, "mask"}
     for take_away in take_away_each(case):

@@ -330,6 +330,12 @@ class Executor:
         self.require_plain_call()
         return narrow_declaration(self.runner.declaration, self.refused_names(self.claims()))
 
+    @property
+    def stated_declaration(self) -> Declaration:
+        """What the subject says of itself, without keywords that nobody has named and that it does not know."""
+        unknown = (one.claim.name for one in self.claim_answers.values() if one.claim.unsure and one.refused)
+        return self.runner.declaration.remove_features(*unknown)
+
     @cached_property
     def row_results(self) -> dict[Question, Results]:
         return {question: self.ask(question) for question in self.row_questions(self.declaration)}

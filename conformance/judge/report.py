@@ -36,7 +36,8 @@ class Report:
         versions: Of the judge, of Python and of the packages that count.
         left_out: What the subject declares and nobody can judge here, with the reason, or empty; it counts in no
             verdict.
-        declaration: What the subject says of itself, without what is left out.
+        declaration: What the subject says of itself, without what is left out, and without what a signature that takes
+            any keyword has room for and refuses.
         never_given: Parameters of the function that are none of the operation's, and that no case gave.
         profile: Decides whether it conforms.
         chosen: The rules that alone were tried; empty for all.
@@ -127,7 +128,7 @@ def report_of(target: Target, executor: Executor, effort: str, seconds: float, p
         own = (by_identity.get(id(one)) or replace(one, target=target, time_limit=limit) for one in cause.violations)
         causes.append(replace(cause, violations=tuple(own)))
     violations.sort(key=lambda violation: (list(JUDGED).index(violation.rule), violation.key[2]))
-    declaration, left_out = executor.runner.declaration, [describe_unreached(results, rules)]
+    declaration, left_out = executor.stated_declaration, [describe_unreached(results, rules)]
     if "float64" in declaration.dtypes and not balls_available():
         others = tuple(dtype for dtype in declaration.dtypes if dtype != "float64")
         declaration, left_out = replace(declaration, dtypes=others), [NO_ORACLE, *left_out]

@@ -17,6 +17,7 @@ from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import DependsOnCalls, Finding, NotReproducible
 from conformance.checks.levels import STATE_RULE
 from conformance.checks.results import Violation
+from conformance.judge.attribution import find_rule
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Logged, Runner, Step
 from conformance.subjects.callables import Target
@@ -95,6 +96,8 @@ class Reproduction:
         first = broken[0]
         finding = worst(self.runner.sizes.learn_limits(cases[first], answers[first]))
         new = replace(replace_example(violation, steps[first]), finding=finding)
+        if finding.is_of_values and not new.rounds_16_bits:
+            return replace(new, rule=find_rule(self.runner, new.case, answers[first]))
         return replace(new, rule=rule_of("dtype" if new.rounds_16_bits else "cross", new.case.operation))
 
 

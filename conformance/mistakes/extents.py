@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.features import mask_parts
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.heads import move_results
 from conformance.mistakes.mistake import ATTENTION, Mistake, Topic, name_entries
+from reference_numpy import materialize
+from specification import Causal, SlidingWindow
 
 SIZES = (64, 16, 32, 96, 128, 160, 192, 256, 320, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65535)
 WIDTHS = (64, 8, 16, 32, 80, 96, 128, 160, 192, 256, 320, 512)
@@ -63,13 +66,13 @@ def broadcast_places(array: np.ndarray, axis: int, size: int) -> np.ndarray:
     return places.repeat(size, axis) if array.shape[axis] == 1 else places
 
 
-def read_past_end(call: Call, block: int, what: str) -> AttentionSteps | None:
-    """Fill up the last tile with keys that every query sees."""
+def read_past_end(call: Call, block: int, what: str) -> list[AttentionSteps]:
+    """Fill up the last tile with keys that every query sees, or those to which a causal mask or a window reaches."""
     steps = call.steps
     B, H, Q, K = steps.sizes
     extra = -K % block
     if not extra or not K or call.case.options.get("dropout_keep") is not None:
-        return None
+        return []
     keys = np.arange(K + extra)
     if what == "the next head's":
         rows = steps.key.shape[1] * K * np.arange(B)[:, None, None] + K * np.arange(steps.key.shape[1])[:, None] + keys
@@ -78,10 +81,15 @@ def read_past_end(call: Call, block: int, what: str) -> AttentionSteps | None:
         places = {n: np.where(rows < 0, -1, rows * width + np.arange(width)) for n, width in widths.items()}
     else:
         places = key_places(steps, keys % K if what == "the first keys" else np.where(keys < K, keys, -1))
-    behind = np.full((B, H, Q, extra), True)
     bias = broadcast_places(steps.bias, 3, K)
     bias = np.concatenate([bias, np.full((*bias.shape[:3], extra), -1)], axis=3)
-    return steps.read_elsewhere(**places, bias=bias).change(visible=np.concatenate([steps.visible, behind], axis=3))
+    longer, mask = steps.read_elsewhere(**places, bias=bias), call.case.options.get("mask")
+    seen = [np.ones((1, 1, Q, extra), bool)]
+    parts = [*mask_parts(mask)]
+    if parts and all(isinstance(part, Causal | SlidingWindow) and part.offset is not None for part in parts):
+        seen.append(materialize(mask, Q, K + extra, batch=B, heads=H)[..., K:])
+    behind = (np.broadcast_to(some, (B, H, Q, extra)) for some in seen)
+    return [longer.change(visible=np.concatenate([steps.visible, some], axis=3)) for some in behind]
 
 
 TOPIC, OUTPUT = Topic("extents", "ATT-8"), ATTENTION[:1]

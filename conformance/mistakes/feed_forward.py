@@ -18,7 +18,14 @@ from conformance.cases.case import Case
 from conformance.cases.signatures import default
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import count_rows, lose_results, rearrange_inputs, round_stage, round_to
+from conformance.mistakes.changes import (
+    compute_in_float32,
+    count_rows,
+    lose_results,
+    rearrange_inputs,
+    round_stage,
+    round_to,
+)
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Change, Mistake, Prediction, Topic, name_entries
 from specification.dtypes import HALF, compute_dtype_name
@@ -429,7 +436,12 @@ def take_unit(call: Call, form: str) -> Prediction:
     return Prediction(found, bounds)
 
 
-SILU = (entry("silu", "SiLU is {form}", take_unit, operations=("silu",), form=tuple(UNITS)),)
+SILU = (
+    entry("silu", "SiLU is {form}", take_unit, operations=("silu",), form=tuple(UNITS)),
+    entry(
+        "float64-in-float32", "float64 inputs are computed with in float32", compute_in_float32, operations=("silu",)
+    ),
+)
 
 MISTAKES = (*ACTIVATED, *PROJECTIONS, *GRADIENTS, *SILU)
 OWN = name_entries(MISTAKES)

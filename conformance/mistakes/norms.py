@@ -16,7 +16,7 @@ from conformance.cases.case import Case
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.attention_steps import places_of
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import add_in_order, round_stage
+from conformance.mistakes.changes import add_in_order, compute_in_float32, round_stage
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.mistake import Change, Changed, Mistake, Prediction, Topic, name_entries
 from conformance.mistakes.norm_steps import NORMS, NormSteps, Statistics, add_eps, add_eps_outside, measure_rows
@@ -562,6 +562,7 @@ def root_coarsely(call: Call) -> list[Changed]:
 FINITE = ("finite",)
 DIGITS = (
     TOPIC.entry("part-rounded", "{dtype} hold {what}", round_part, rule="NORM-2", needs=FINITE, **ROUNDED),
+    TOPIC.entry("float64-in-float32", "float64 inputs are computed with in float32", compute_in_float32, rule="NORM-2"),
     norm("squares-overflow", "squares overflow, as they are taken in {dtype}", overflow_squares, rule="NORM-2",
          dtype=("float16", "float32")),
     TOPIC.entry("one-pass-variance", "the variance is E[x^2] - E[x]^2", square_in_one_pass, rule="NORM-4",

@@ -21,7 +21,7 @@ from conformance.bounds.attention import SCALE
 from conformance.cases.arguments import expected_dtype, is_gradient
 from conformance.mistakes.attention_steps import row_maximum
 from conformance.mistakes.call import Call
-from conformance.mistakes.changes import UNITS, add_in_order, answer_in_float64, round_number, round_stage, round_to
+from conformance.mistakes.changes import UNITS, add_in_order, compute_in_float32, round_number, round_stage
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import ATTENTION, Mistake, Prediction, Topic, name_entries
 
@@ -186,14 +186,6 @@ def add_values_in_order(narrow: Stage, form: str) -> Stages:
         return Approx(*(array[..., 0, :] for array in add_in_order(narrow(products), form, -2)))
 
     return Stages(add=add)
-
-
-def compute_in_float32(call: Call) -> Prediction | None:
-    case = call.case
-    if case.dtype != "float64":
-        return None
-    narrow = {name: round_to(a, "float32") if a.dtype == float else a for name, a in case.inputs.items()}
-    return Prediction(answer_in_float64(replace(case, inputs=narrow)), bound(replace(case, dtype="float32")))
 
 
 def store_otherwise(call: Call, how: str) -> list[Prediction]:

@@ -60,9 +60,17 @@ def judge_peers(
         yield report
 
 
+def split_parts(only: Collection[str]) -> list[str]:
+    """Parts of names; what stands in a peer's name with its commas is one part."""
+    items = [only] if isinstance(only, str) else only
+    whole = {item for item in items if any(item in peer.name for peer in PEERS)}
+    return [part for item in items for part in ([item] if item in whole else split_names(item))]
+
+
 def choose_peers(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
+    parts = split_parts(only)
     for peer in PEERS:
-        named = any(part in peer.name for part in split_names(only))
+        named = any(part in peer.name for part in parts)
         if only and not named:
             continue
         why = peer.absent or ("" if named else peer.slow)

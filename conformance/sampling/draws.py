@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
 HOPELESS = 3
-"""Seeds in a row without any case, after which none is expected."""
+"""Seeds in a row without any case, after which none is expected. Rows of a plan differ in sizes: once one of them has
+given a case, all are tried."""
 EACH = 2
 """Cases of one seed: the simplest, which all have in common, and one of its own."""
 
@@ -105,17 +106,18 @@ CaseStrategy = st.SearchStrategy[Any] | Rows
 
 def draw_cases(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[int, Any]]:
     """(number, case): of several from one strategy the first is the simplest; none where the strategy has none."""
-    hopeless, of_plan = 0, isinstance(strategy, Rows)
+    hopeless, drawn, of_plan = 0, False, isinstance(strategy, Rows)
     if isinstance(strategy, Rows) and not strategy.strategies:
         return
     for number in range(count):
         simplest = number == 0 and count > 1 and not of_plan
         row = strategy.row(number, seed) if isinstance(strategy, Rows) else strategy
         examples = draw_from_seed(row, own_seed(seed, number), simplest)
-        hopeless = 0 if examples or of_plan else hopeless + 1
-        if hopeless == HOPELESS:
+        hopeless = 0 if examples else hopeless + 1
+        if hopeless == HOPELESS and not (of_plan and drawn):
             return
         if examples:
+            drawn = True
             yield number, examples[0 if simplest else -1]
 
 

@@ -47,7 +47,7 @@ def planted_cases(
     """
     # Without promises about what is hidden, an attended NaN must be nowhere hidden either.
     strict = declaration.convention("isolation") == "strict"
-    assume(strict or where != "hidden")  # before a case is drawn: no seed gives one
+    assume(where != "hidden" or (strict and can_hide_keys(declaration)))  # before a case is drawn: no seed gives one
     mask, focus = "any" if strict else "none", tuple(sorted({*focus} & declaration.features))
     clean = draw(attention_cases(mask=mask, focus=focus, plans=plans, declaration=declaration))
     assume_read_rows(clean, declaration)
@@ -82,6 +82,18 @@ def planted_cases(
         assume(any(mark.any() for mark in marks.values()))  # where nothing is planted, nothing can be found
     dirty = replace(clean, inputs=arrays | planted, special=True)
     return Planted(clean, dirty, allowed, marks, bool(np.isinf(poison)))
+
+
+EXCLUDING = {"lengths", "padding", "segments", "dense", "bias", "query_lengths", "offset", "cross"}
+"""Features by which a key may be hidden from all queries, or a query may see no key."""
+
+
+def can_hide_keys(declaration: Declaration) -> bool:
+    """Whether a case can hide a key from all queries, or all keys from a query.
+
+    With as many queries as keys, a causal mask or a window at offset 0 lets every query see its own key.
+    """
+    return not EXCLUDING.isdisjoint(declaration.features)
 
 
 def assume_read_rows(case: Case, declaration: Declaration) -> None:
@@ -144,7 +156,7 @@ def empty_row_cases(
     Who takes no dense masks is asked for those rows that a description leaves empty by itself, or a bias of -inf.
     """
     assume(empty_row_convention(operation, declaration) != "any")
-    assume("dense" in declaration or "bias" in focus or declaration.masks)
+    assume("dense" in declaration or "bias" in focus or (declaration.masks and can_hide_keys(declaration)))
     case = draw(attention_cases(operation, mask="maybe", empty_rows=modes, focus=focus, declaration=declaration))
     if declaration.convention("empty_rows") == "nan":
         case = replace(case, cotangents={})

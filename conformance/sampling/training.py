@@ -224,7 +224,10 @@ def adam_cases(
     count = prod(shape)
     dtype = draw_dtype(draw, dtypes, declaration, ball_work("adam_step", gradients=False, rows=count))
     wide, kind = compute_dtype_name(dtype), draw(st.sampled_from(kinds))
-    given = draw_options(draw, "adam_step", ADAM_OPTIONS | (options or {}), declaration)
+    choices = ADAM_OPTIONS | (options or {})
+    if "zero_betas" not in declaration:
+        choices |= {name: tuple(beta for beta in choices[name] if beta) for name in ("beta_1", "beta_2")}
+    given = draw_options(draw, "adam_step", choices, declaration)
     d = Draw(draw(seeds), dtype)
     size = {"small": SMALL, "large": LARGE[dtype], "vanishing": VANISHING[wide]}.get(kind, 1.0)
     gradients = d.numbers(count) * size

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+import reference_numpy
 import torch_impl
 from conformance.judge.attribution import Failure, attribute
 from specification import Causal, SlidingWindow
+from specification.rotary import LinearScaling
 from tests.support.helpers import CHECKS, Case, Runner, attention_case, find_errors, normal, planted_case, runner_of
 
 
@@ -128,3 +130,29 @@ def test_an_error_is_of_the_rule_without_which_there_is_none(function: Any, rule
     example = Case("rms_norm", "float32", inputs, {"eps": 1e-6, "plus_one": True}, {"output": normal(2, 3, 5)})
     runner = runner_of(function, "rms_norm", arrays="torch")
     assert attributed_rule(runner, example, "agreement", asked) == rule
+
+
+@pytest.mark.rule("ATT-13")
+@pytest.mark.parametrize("check", ["determinism", "repetitions"])
+def test_a_call_that_fails_by_itself_is_no_matter_of_equal_calls(check: str) -> None:
+    def refuse_scale(query, key, value, *, mask=None, bias=None, scale=None, sinks=None):
+        if scale is not None:
+            raise RuntimeError("no scale")
+        return torch_impl.attention(query, key, value, mask=mask, bias=bias, sinks=sinks)
+
+    assert attributed_rule(runner_of(refuse_scale, arrays="torch"), case(), check, "ATT-13") == "ATT-1"
+
+
+def unscaled_rotary(x: Any, positions: Any, *, base: float = 10000.0, scaling: Any = None) -> Any:
+    return reference_numpy.rotary_embedding(x, positions, base=base)
+
+
+@pytest.mark.rule("POS-4")
+@pytest.mark.parametrize("asked", ["ATT-13", "POS-3"])
+def test_what_fails_with_a_scaling_alone_is_of_its_rule_in_any_memory(asked: str) -> None:
+    inputs = {"x": normal(0, 2, 3, 4, 6), "positions": np.arange(1, 5)}
+    example = Case(
+        "rotary_embedding", "float32", inputs, {"scaling": LinearScaling(factor=8.0)}, memory={"x": "transposed"}
+    )
+    runner = runner_of(unscaled_rotary, "rotary_embedding")
+    assert attributed_rule(runner, example, "agreement", asked) == "POS-4"

@@ -95,6 +95,50 @@ def test_mistakes_of_other_operations_are_named(function: Function, operation: s
     assert name_of_cause(report.causes[0]) == name
 
 
+def silu_in_float32(x: Any) -> Any:
+    with np.errstate(over="ignore"):
+        return reference_numpy.silu(x.astype(np.float32)).astype(x.dtype)
+
+
+def norm_in_float32(x: Any, weight: Any, *, eps: float) -> Any:
+    with np.errstate(over="ignore"):
+        return reference_numpy.rms_norm(x.astype(np.float32), weight.astype(np.float32), eps=eps).astype(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "operation", "topic"),
+    [(silu_in_float32, "silu", "feed_forward"), (norm_in_float32, "rms_norm", "norms")],
+)
+def test_float64_in_float32_is_one_cause_of_lost_digits_and_lost_range(
+    function: Function, operation: str, topic: str
+) -> None:
+    """Numbers that are 0 or infinite in float32 too, and those that lose digits only."""
+    given = {"dtypes": ["float64"], "supports": ["no-gradients"], "limits": {"rows": 40, "norm_width": 40}}
+    cause = only(judge_strictly(function, "ACT-1", "NORM-7", operation=operation, **given))
+    assert cause.diagnosis is not None
+    assert name_of_cause(cause) == f"{topic}.float64-in-float32"
+    assert cause.diagnosis.explained == cause.diagnosis.failing > 3
+
+
+def pad_keys(query: Any, key: Any, value: Any, *, mask: Any, scale: float | None = None) -> Any:
+    """Keys and values are filled up to a multiple of 8, and the window is the only mask of what is appended."""
+    (B, H, Q, _), K = query.shape, key.shape[2]
+    if (K, mask.left, mask.right) != (Q, 8, 8):
+        raise NotImplementedError("other windows")
+    zeros = [(0, 0), (0, 0), (0, -K % 8), (0, 0)]
+    seen = reference_numpy.materialize(mask, Q, K + -K % 8, batch=B, heads=H)
+    return attend(query, np.pad(key, zeros), np.pad(value, zeros), mask=seen, scale=scale)
+
+
+def test_padding_that_a_window_reaches_is_one_cause_of_all_rules() -> None:
+    takes = ["structured", "window", "no-offset", "no-cross", "no-empty", "scale", "value_width", "no-gradients"]
+    given = {"windows": [(8, 8)], "conventions": {"isolation": "finite"}, "dtypes": ["float32"], "limits": None}
+    cause = only(judge_strictly(pad_keys, "MASK-2", "MASK-4", "ATT-1", "ATT-8", supports=takes, **given))
+    assert cause.diagnosis is not None
+    assert name_of_cause(cause) == "extents.key-tail-filled"
+    assert cause.diagnosis.explained == cause.diagnosis.failing > 3
+
+
 # --- several, or one under a condition --------------------------------------------------------------------------------
 
 

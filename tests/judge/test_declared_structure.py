@@ -37,6 +37,21 @@ def scaled(x: Any, positions: Any, *, base: float = 10000.0, scaling: Any = None
     return reference_numpy.rotary_embedding(x, positions, base=base, scaling=scaling, length=length)
 
 
+def adam(parameters: Any, gradients: Any, state: Any, *, learning_rate: float, beta_1: float = 0.9,
+         beta_2: float = 0.999) -> Any:  # fmt: skip
+    if not beta_1 or not beta_2:
+        raise ValueError("betas must be above 0")
+    betas = {"beta_1": beta_1, "beta_2": beta_2}
+    return reference_numpy.adam_step(parameters, gradients, state, learning_rate=learning_rate, **betas)
+
+
+@pytest.mark.rule("OPT-1")
+def test_an_optimizer_that_refuses_betas_of_0_says_so() -> None:
+    report = judged(adam, "adam_step")
+    assert [violation.lacks for violation in report.violations] == [("zero_betas",)]
+    assert judged(adam, "adam_step", supports="no-zero_betas").conforms
+
+
 def fused(parameters: Any, query: Any, key: Any, value: Any, num_heads: int, *, mask: Any = None) -> Any:
     width = parameters.query.weight.shape[1]
     assert width % num_heads == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,18 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 import reference_numpy
+from conformance.cases.declaration import Declaration
 from conformance.judge import plan, trial
 from conformance.judge.smallest_case import shrink_violations
+from conformance.sampling import special
+from conformance.sampling.draws import CaseStrategy, Rows
 from tests.support.drawn_once import drawn_once
 from tests.support.helpers import Case, Probe, catalogue, draw_cases, operation_cases, runner_of
 
 NUMBERS = st.integers(0, 2**60)
 
 
-def listed(strategy: st.SearchStrategy[Any], count: int, seed: int = 1) -> list[Any]:
+def listed(strategy: CaseStrategy, count: int, seed: int = 1) -> list[Any]:
     return [case for _, case in draw_cases(strategy, count, seed)]
 
 
@@ -42,7 +46,8 @@ def test_a_choice_comes_out_as_often_as_it_should(seed: int) -> None:
         assert 15 <= sum(drawn[side] for drawn in sides) <= 45
 
 
-def test_where_nothing_can_be_drawn() -> None:
+@pytest.mark.parametrize("of_plan", [False, True])
+def test_where_nothing_can_be_drawn(of_plan: bool) -> None:
     asked = 0
 
     @st.composite
@@ -52,10 +57,26 @@ def test_where_nothing_can_be_drawn() -> None:
         assume(False)
         return draw(NUMBERS)
 
-    assert listed(impossible(), 50) == []
+    strategy: CaseStrategy = Rows(lambda: (impossible(),) * 500) if of_plan else impossible()
+    assert listed(strategy, 50) == []
     few = asked
-    assert listed(impossible(), 500) == []
+    assert listed(strategy, 500) == []
     assert asked == 2 * few
+
+
+def test_a_row_without_a_case_ends_no_plan() -> None:
+    assert listed(Rows(lambda: (NUMBERS, *(st.nothing(),) * 4, NUMBERS)), 60)
+
+
+@pytest.mark.parametrize(
+    "strategy", [partial(special.planted_cases, "hidden"), special.empty_row_cases], ids=["hidden", "empty rows"]
+)
+def test_masks_that_hide_no_key_are_found_out_before_arrays_are_drawn(strategy: Any, monkeypatch: Any) -> None:
+    """A window around the query's own key, with as many queries as keys, lets every key be seen."""
+    features = frozenset(("structured", "window", "gradients", "scale"))
+    declaration = Declaration(features=features, windows=((8, 8),), mask_required=True)
+    monkeypatch.setattr(special, "attention_cases", None)
+    assert listed(strategy(declaration=declaration), 15) == []
 
 
 def test_what_is_hard_to_draw_is_drawn_as_often() -> None:

@@ -121,6 +121,12 @@ def test_limits_that_leave_no_width(given: dict[str, Any], message: str) -> None
         conformance.check(reference_numpy.rotary_embedding, "rotary_embedding", arrays="numpy", **given)
 
 
+def test_scalings_beside_no_scaling() -> None:
+    given: dict[str, Any] = {"supports": "no-rotary_scaling", "scalings": "linear,yarn"}
+    with pytest.raises(ValueError, match="scalings are declared of a function that does not support rotary_scaling"):
+        conformance.check(reference_numpy.rotary_embedding, "rotary_embedding", arrays="numpy", **given)
+
+
 NO_VALUES: dict[str, tuple[str, list[Any]]] = {
     "head_widths": ("must be positive integers or pairs of them, such", [[0], [(8, 8, 8)], [(8, -1)], "6/", "6,x", ""]),
     "windows": ("must be pairs", [[3], [(1,)], [(None, None)], [(-1, 0)], "31", "31/", "a/0", "-1/0", ""]),

@@ -235,6 +235,19 @@ def test_a_cause_names_the_convention_that_accepts_it(rounded: str) -> None:
 
 
 @pytest.mark.rule("POS-3")
+def test_a_cause_names_three_conventions_that_are_needed_at_once() -> None:
+    @conformance.declare("no-gradients,interleaved,no-halves")
+    def return_halves(x: Array, positions: Array, *, base: float = 10000.0, pairing: str = "interleaved") -> Any:
+        turned = rotation("inputs")(x, positions, base=base, pairing=pairing)
+        return np.concatenate([turned[..., ::2], turned[..., 1::2]], -1)
+
+    case = one_case("bfloat16", 300_000, 3)
+    case = replace(case, options=case.options | {"pairing": "interleaved"}, cotangents={})
+    evidence = evidence_of(runner_of(return_halves, "rotary_embedding").subject, case)
+    assert causes.find_excuses([evidence]) == ({"columns": "halves", "angles": "float32", "rotation": "inputs"},)
+
+
+@pytest.mark.rule("POS-3")
 def test_no_convention_is_named_for_another_mistake() -> None:
     [shifted, *_] = selftest.choose_planted(["rotary.positions-shifted"])
     assert causes.find_excuses([evidence_of(shifted.make(), one_case("float32", 3000, 3))]) == ()

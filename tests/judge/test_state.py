@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -15,7 +16,17 @@ import reference_numpy
 from conformance import Report, check, replay
 from conformance.judge.reproduction import Reproduction
 from tests.support import stateful, stateful_gradients
-from tests.support.helpers import SMALL, Case, describe_finding, find_violation, messages, runner_of, write_replay
+from tests.support.helpers import (
+    SMALL,
+    Case,
+    describe_finding,
+    find_errors,
+    find_violation,
+    messages,
+    normal,
+    runner_of,
+    write_replay,
+)
 
 WIDTHS = {"rows": 130, "norm_width": 264, "key_width": 104, "value_width": 104}
 """Limits that leave histories widths of their own: what is kept by width is then set within one of them."""
@@ -124,3 +135,16 @@ def test_digits_lost_in_every_call_are_no_matter_of_the_calls_before() -> None:
     settled = Reproduction(runner, None).settle(found)
     assert settled is not None
     assert (settled.rule, settled.check.name, settled.example) == ("ATT-9", "agreement", cases[1])
+
+
+@pytest.mark.rule("ATT-13")
+@pytest.mark.parametrize("check_name", ["repetitions", "determinism"])
+def test_the_sign_of_nan_is_no_difference_between_equal_calls(check_name: str) -> None:
+    """A call that is NaN each time is wrong, and the same: its rule says so, and not that of state."""
+    signs = itertools.cycle((1.0, -1.0))
+
+    def negated_by_chance(x: Any) -> Any:
+        return np.copysign(np.full_like(x, np.nan), next(signs))
+
+    example = Case("silu", "float32", {"x": normal(0, 3, 5)})
+    assert not find_errors(runner_of(negated_by_chance, "silu"), example, check_name)

@@ -284,6 +284,11 @@ def test_every_adapter_can_be_found() -> None:
         assert peer.operation in {case.operation for case in CASES}
 
 
+def test_a_name_with_commas_is_chosen_whole() -> None:
+    chosen = [peer.name for peer in matrix.choose_peers(["torch SDPA, math, is_causal"], lambda line: None)]
+    assert chosen == ["torch SDPA, math, is_causal"]
+
+
 def test_what_cannot_be_judged_is_told_in_one_line() -> None:
     lines: list[str] = []
     absent = replace(PEERS[0], name="a name that no other has", packages=("no_such_package",))
