@@ -239,8 +239,8 @@ class PortCheck:
         unsteady = [one for one in self.observations if not one.is_steady]
         if unsteady:
             message = f"two equal calls give different results{', as dropout does' * bool(wrong)}"
-            step, level = self.find_unsteady(unsteady[0]), CORE if wrong else STRICT
-            self.add_violation(STATE_RULE, message, unsteady[0], step=step, level=level)
+            fields: Any = {"level": CORE, "diagnosis": ("dropout.left-on",)} if wrong else {"level": STRICT}
+            self.add_violation(STATE_RULE, message, unsteady[0], step=self.find_unsteady(unsteady[0]), **fields)
         elif wrong and self.ignores_state_dict():
             self.add_violation(CONTRACT.id, "its results do not depend on the state dict", wrong[0])
         elif wrong:

@@ -9,6 +9,7 @@ import numpy as np
 
 from conformance.ports.checkpoints import Checkpoint, Config, read_checkpoint, read_hyperparameters
 from conformance.ports.configs import list_configs
+from specification.checkpoints import flatten
 from specification.dialects import DIALECTS
 from specification.loading.folder import config_of, weights_of
 
@@ -21,10 +22,19 @@ WINDOW = 4
 
 
 def read_folder(dialect: str, folder: str | Path) -> Checkpoint:
-    """Return the checkpoint of a folder, with what it means; ValueError where it does not fit the dialect."""
+    """Return the checkpoint of a folder, without entries that no model of the dialect reads, such as a pooler's.
+
+    Raises:
+        FileNotFoundError, ValueError: what is not there, or does not fit the dialect.
+    """
     config = config_of(Path(folder))
     entries = {name: np.asarray(array, np.float32) for name, array in weights_of(Path(folder)).items()}
-    return read_checkpoint(dialect, config, entries)
+    whole = read_checkpoint(dialect, config, entries)
+    read = np.zeros(len(whole.values), bool)
+    for places in flatten(whole.places).values():
+        read[places] = True
+    used = whole.split_entries(read)
+    return read_checkpoint(dialect, config, {name: array for name, array in entries.items() if used[name].any()})
 
 
 def shrink_config(dialect: str, folder: str | Path) -> Config:

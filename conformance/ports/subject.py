@@ -285,7 +285,14 @@ def explain(error: BaseException, seconds: float) -> Detail:
         return TookTooLong(seconds, crowding=measure_crowding())
     if isinstance(error, KeyboardInterrupt):
         raise error
-    return Raised(type(error).__name__, first_line(error))
+    return Raised(type(error).__name__, summarize(error))
+
+
+def summarize(error: BaseException) -> str:
+    """Return the first line of an error, and the next where that only announces it, as PyTorch's do of a state dict."""
+    first = first_line(error)
+    following = [line.strip() for line in str(error).splitlines()[1:] if line.strip()]
+    return f"{first} {following[0]}" if first.endswith(":") and following else first
 
 
 def answer_request(request: Request, seconds: float) -> Reply:
@@ -319,7 +326,7 @@ def answer_call(function: Callable[..., Any], call: Call, request: Request) -> A
     except InputChangedError:
         return Answer(detail=InputChanged())
     except Exception as error:
-        return Answer(detail=Raised(type(error).__name__, first_line(error)),
+        return Answer(detail=Raised(type(error).__name__, summarize(error)),
                       raised_at=find_raising_line(error, Loaded.build))  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from conformance.ports.mistakes.mistake import (
 )
 from specification.configuration import CHOICES
 from specification.masks import Dense
-from specification.parameters import LanguageModel, Transformer
+from specification.parameters import LanguageModel, Transformer, mapped
 
 ORDERS = {
     "post": "norms stand after the sum",
@@ -90,8 +90,8 @@ def list_block_orders(computation: Computation) -> Iterator[ModelMistake]:
     """Give blocks that are left out, copied, or in another order."""
     yield change_blocks("blocks.reversed", "blocks are applied in reverse order", lambda blocks: blocks[::-1])
     first, last = "every block has the parameters of the first", "every block has the parameters of the last"
-    yield change_blocks("blocks.first-alone", first, lambda blocks: [blocks[0]] * len(blocks))
-    yield change_blocks("blocks.last-alone", last, lambda blocks: [blocks[-1]] * len(blocks))
+    yield change_blocks("blocks.first-alone", first, lambda blocks: [copy_structure(blocks[0]) for _ in blocks])
+    yield change_blocks("blocks.last-alone", last, lambda blocks: [copy_structure(blocks[-1]) for _ in blocks])
     for name, stack in list_stacks(computation).items():
         for i in range(len(stack.blocks)):
             scope = (f"{name}blocks.{i}.",)
@@ -100,6 +100,11 @@ def list_block_orders(computation: Computation) -> Iterator[ModelMistake]:
                 if i != j:
                     says = f"the block has the parameters of block {j}"
                     yield ModelMistake("blocks.copied", "TRF-1", says, copy_block(name, i, j), scope)
+
+
+def copy_structure(block: Any) -> Any:
+    """Return a block with the same arrays: steps are named after the identity of their parameters."""
+    return mapped(lambda array: array, block)
 
 
 def skip_block(name: str, i: int) -> Callable[[Computation], Computation]:
@@ -116,7 +121,7 @@ def skip_block(name: str, i: int) -> Callable[[Computation], Computation]:
 def copy_block(name: str, i: int, j: int) -> Callable[[Computation], Computation]:
     def change(computation: Computation) -> Computation:
         stack = list_stacks(computation)[name]
-        blocks: Any = [stack.blocks[j] if k == i else block for k, block in enumerate(stack.blocks)]
+        blocks: Any = [copy_structure(stack.blocks[j]) if k == i else block for k, block in enumerate(stack.blocks)]
         return replace_stack(computation, name, stack._replace(blocks=blocks))
 
     return change
@@ -158,6 +163,24 @@ def take_from_norm(*parts: str) -> Callable[[Computation], Computation]:
         return computation.rewrite(rewrite)
 
     return change
+
+
+def take_from_attention(computation: Computation) -> Computation:
+    """The residual connection of the feed-forward network comes from what the attention gives."""
+    latest: list[np.ndarray] = []
+
+    def rewrite(step: Step) -> Step:
+        if step.kind == "attend":
+
+            def attend(*arguments: Any, **keywords: Any) -> Any:
+                latest[:] = [step.function(*arguments, **keywords)]
+                return latest[0]
+
+            return step._replace(function=attend)
+        chosen = step.kind == "add" and latest and ".feed_forward" in step.name
+        return step.argument(0, latest[0]) if chosen else step
+
+    return computation.rewrite(rewrite)
 
 
 def take_from_block(computation: Computation) -> Computation:
@@ -318,6 +341,12 @@ MISTAKES = (
         "BLK-1",
         "the feed-forward network's residual connection comes from the normalised input",
         take_from_norm("feed_forward"),
+    ),
+    ModelMistake(
+        "residual.from-attention",
+        "BLK-1",
+        "the feed-forward network's residual connection comes from what the attention gives",
+        take_from_attention,
     ),
     ModelMistake(
         "residual.from-block", "BLK-1", "the residual connection comes from the block's input", take_from_block
