@@ -296,6 +296,13 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
     assert sum("FlexAttention, compiled" in line for line in lines) == 1
 
 
+def test_a_whole_name_is_that_peer_alone_although_it_has_commas() -> None:
+    names = [peer.name for peer in matrix.choose_peers(("torch SDPA, math, attn_mask of numbers",), print)]
+    assert names == ["torch SDPA, math, attn_mask of numbers"]
+    parts = [peer.name for peer in matrix.choose_peers(("SDPA, math,F.silu",), print)]
+    assert {"torch F.silu", "torch SDPA, math, is_causal"} <= set(parts)
+
+
 @pytest.mark.parametrize("fitted", [heads.square, heads.make_self_attention, heads.resize_case])
 def test_refitted_calls_are_calls_of_the_same_operation(fitted: Any) -> None:
     case = fitted(multi_head(keys=5, gradients=True))
