@@ -37,6 +37,7 @@ from conformance.peers import (
     torch_multi_head,
 )
 from conformance.peers.extra import bridge, fitting
+from conformance.peers.extra.torch_modules import WITHOUT_AMX
 from conformance.peers.peer import Peer
 from conformance.sampling.draws import Rows
 from conformance.subjects.callables import load
@@ -61,7 +62,7 @@ from tests.support.targets import plain_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
 
-HERE = [peer for peer in PEERS if not peer.environment]
+HERE = [peer for peer in PEERS if peer.environment in ({}, WITHOUT_AMX)]
 ISOLATED = (
     "Keras on jax, layers.LayerNormalization",
     "Keras on torch, ops.dot_product_attention, flash_attention=False, mask",
