@@ -171,6 +171,7 @@ CASES = [
     attention(SlidingWindow(2, 1, 0)),
     *(attention(SlidingWindow(8, after, 0), Q=16, K=16, gradients=True) for after in (0, 8)),
     multi_head(),
+    multi_head(keys=5),
     multi_head(Dense(MASK)),
     multi_head(Dense(MASK[:, :5] | np.eye(5, dtype=bool)), keys=5, gradients=True),
     norm("layer_norm", bias=True),
