@@ -19,7 +19,7 @@ conformance: $(INSTALLED)
 	$(BIN)/python -m conformance port
 
 # What other libraries compute: the divergence matrix, with every divergence's smallest case. Hours for all, with those
-# of an extra environment (1.7 GB); `make peers ROWS='MLX "torch SDPA"'` judges some, and leaves the other rows.
+# of an extra environment (2 GB); `make peers ROWS='MLX "torch SDPA"'` judges some, and leaves the other rows.
 peers: $(PEERS)/.installed
 	$(WITH_PEERS) $(BIN)/python -m conformance dev peers $(ROWS) --seed 2026 --markdown docs/divergences.md
 

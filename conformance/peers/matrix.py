@@ -38,7 +38,8 @@ def matrix(
 ) -> list[PeerReport]:
     """Judge every peer that can be judged here; one line is said of each, also of those that cannot.
 
-    only: parts of names; a peer whose name has one of them is judged, also if it is slow. say: where lines go.
+    only: parts of names; a peer whose name has one of them is judged, also if it is slow. A whole name is that peer
+    alone, although it has commas. say: where lines go.
     """
     return list(judge_peers(effort, seed, only, say=say, progress=progress))
 
@@ -68,9 +69,16 @@ def split_parts(only: Collection[str]) -> list[str]:
 
 
 def choose_peers(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
+<<<<<<< HEAD
     parts = split_parts(only)
     for peer in PEERS:
         named = any(part in peer.name for part in parts)
+=======
+    names = {peer.name for peer in PEERS}
+    parts = split_names(part for part in only if part not in names)
+    for peer in PEERS:
+        named = peer.name in only or any(part in peer.name for part in parts)
+>>>>>>> rows52
         if only and not named:
             continue
         why = peer.absent or ("" if named else peer.slow)

@@ -18,7 +18,7 @@ from conformance.cases.facts import convert_dtype
 from conformance.cases.signatures import refuse_meaningless
 from conformance.checks.levels import JUDGED
 from conformance.judge import plan
-from conformance.mistakes import catalogue, condition
+from conformance.mistakes import catalogue, condition, precision
 from conformance.mistakes.call import Call
 from conformance.mistakes.mistake import ATTENTION
 from conformance.mistakes.planting import PlantedMistake, PlantedSubject
@@ -218,6 +218,14 @@ def test_a_prediction_is_kept_apart_from_what_is_right() -> None:
     assert not prediction.agrees("output", call.right["output"].astype(np.float32))
     assert not prediction.agrees("output", prediction.results["output"][:, :1])
     assert UNSCALED.choose().predict(Call(Case("silu", "float32", {"x": np.ones(3, np.float32)}))) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"empty_rows": "any"}])
+def test_float64_inputs_that_float32_does_not_hold_give_no_number(options: dict[str, Any]) -> None:
+    case = attention_case(dtype="float64", **options)
+    large = replace(case, inputs=case.inputs | {"value": np.full_like(case.inputs["value"], 1e300)})
+    (prediction,) = precision.OWN["float64-in-float32"].choose().predict(Call(large))
+    assert not np.isfinite(prediction.results["output"]).any()
 
 
 def test_a_mistake_that_no_case_has_room_for_predicts_nothing() -> None:

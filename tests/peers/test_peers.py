@@ -37,6 +37,7 @@ from conformance.peers import (
     torch_multi_head,
 )
 from conformance.peers.extra import bridge, fitting
+from conformance.peers.extra.torch_modules import WITHOUT_AMX
 from conformance.peers.peer import Peer
 from conformance.sampling.draws import Rows
 from conformance.subjects.callables import load
@@ -61,7 +62,7 @@ from tests.support.targets import plain_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
 
-HERE = [peer for peer in PEERS if not peer.environment]
+HERE = [peer for peer in PEERS if peer.environment in ({}, WITHOUT_AMX)]
 ISOLATED = (
     "Keras on jax, layers.LayerNormalization",
     "Keras on torch, ops.dot_product_attention, flash_attention=False, mask",
@@ -170,6 +171,7 @@ CASES = [
     attention(SlidingWindow(2, 1, 0)),
     *(attention(SlidingWindow(8, after, 0), Q=16, K=16, gradients=True) for after in (0, 8)),
     multi_head(),
+    multi_head(keys=5),
     multi_head(Dense(MASK)),
     multi_head(Dense(MASK[:, :5] | np.eye(5, dtype=bool)), keys=5, gradients=True),
     norm("layer_norm", bias=True),
@@ -299,6 +301,13 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
     list(matrix.choose_peers((), lines.append))
     assert all(" is skipped: " in line for line in lines)
     assert sum("FlexAttention, compiled" in line for line in lines) == 1
+
+
+def test_a_whole_name_is_that_peer_alone_although_it_has_commas() -> None:
+    names = [peer.name for peer in matrix.choose_peers(("torch SDPA, math, attn_mask of numbers",), print)]
+    assert names == ["torch SDPA, math, attn_mask of numbers"]
+    parts = [peer.name for peer in matrix.choose_peers(("SDPA, math,F.silu",), print)]
+    assert {"torch F.silu", "torch SDPA, math, is_causal"} <= set(parts)
 
 
 @pytest.mark.parametrize("fitted", [heads.square, heads.make_self_attention, heads.resize_case])

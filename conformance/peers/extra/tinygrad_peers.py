@@ -145,8 +145,9 @@ def step_sgd(
     from tinygrad import nn
 
     optimizer: Any = nn.optim.SGD([own(parameters)], learning_rate, momentum, weight_decay, nesterov)
-    optimizer.b[0] = own(state.velocity)
-    return step(optimizer, gradients), SgdState(optimizer.b[0])
+    if momentum:  # without it there is no velocity
+        optimizer.b[0] = own(state.velocity)
+    return step(optimizer, gradients), SgdState(optimizer.b[0] if momentum else state.velocity)
 
 
 def activate(x: Tensor) -> Any:

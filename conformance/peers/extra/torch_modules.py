@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 IN_FLOAT32 = {"dtypes": ("float32", "bfloat16", "float16")}
 """Of what computes in float32 by its name or its documentation, and gives float64 back for float64."""
 FLOAT32_ANGLES = {"angles": "float32"}
+WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+"""An environment without a bug of PyTorch's own, in products of bfloat16 on processors with AMX (docs/found.md)."""
 TABLE = 2**12
 """Rows of a table of positions that an adapter lets a library make: all of them would not fit into memory."""
 

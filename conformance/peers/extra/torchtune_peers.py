@@ -13,6 +13,7 @@ from conformance.peers.extra.torch_modules import (
     FLOAT32_ANGLES,
     IN_FLOAT32,
     TABLE,
+    WITHOUT_AMX,
     call_module,
     import_module,
     name_projections,
@@ -130,7 +131,9 @@ def cross_entropy(
     return loss(list(rows.chunk(8, dim=1)), labels)
 
 
-peer = partial(make_peer, "torchtune ", __name__, "torch", ("torchtune", "torch"), isolated=True)
+peer = partial(
+    make_peer, "torchtune ", __name__, "torch", ("torchtune", "torch"), isolated=True, environment=WITHOUT_AMX
+)
 PEERS = (
     peer("MultiHeadAttention", "heads", "multi_head_attention", fitted=share_tokens, takes=one_mask_for_all_heads),
     peer("Fp32LayerNorm", "layer_norm", "layer_norm", given=IN_FLOAT32),
