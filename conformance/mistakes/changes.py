@@ -116,7 +116,9 @@ def compute_in_float32(call: Call) -> Prediction | None:
     if case.dtype != "float64":
         return None
     narrow = {name: round_to(a, "float32") if a.dtype == float else a for name, a in case.inputs.items()}
-    right, bounds = answer_in_float64(replace(case, inputs=narrow)), bound(replace(case, dtype="float32"))
+    overflows = any((np.isinf(narrow[name]) & np.isfinite(array)).any() for name, array in case.inputs.items())
+    inside = replace(case, inputs=narrow, special=case.special or overflows)  # an overflow has no result in balls
+    right, bounds = answer_in_float64(inside), bound(replace(case, dtype="float32"))
     results = {name: round_to(array, "float32") for name, array in right.items()}
 
     def fit(name: str, got: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,19 +79,26 @@ def quantile(elements: int, runs: int = RUNS) -> float:
     return high
 
 
-def noise_bound(computation: Computation, dtype: str, seed: int = 0, runs: int = RUNS) -> tuple[Any, Any]:
+def noise_bound(
+    computation: Computation,
+    dtype: str,
+    seed: int = 0,
+    runs: int = RUNS,
+    change: Callable[[Computation], Computation] = lambda computation: computation,
+) -> tuple[Any, Any]:
     """Return the exact result of a model and the bound of an honest implementation in that dtype, of one shape.
 
-    Runs stand side by side in one batch, as many as are about MOST_NUMBERS.
+    Runs stand side by side in one batch, as many as are about MOST_NUMBERS. change: makes the computation of a port
+    with a mistake, of one batch as of several.
     """
-    result = np.asarray(computation.run())
+    result = np.asarray(change(computation).run())
     at_once = int(np.clip(MOST_NUMBERS // max(result.size, 1), 1, runs))
     squares, left = np.zeros(result.shape), runs
     while left > 0:
         count = min(at_once, left)
         noise = Noise(np.random.default_rng([seed, left]), dtype, count)
         with np.errstate(all="ignore"):
-            several = np.asarray(noise.repeat(computation).run(steps=noise.steps)).reshape(count, *result.shape)
+            several = np.asarray(change(noise.repeat(computation)).run(steps=noise.steps)).reshape(count, *result.shape)
             squares += np.sum((several - result) ** 2, axis=0)
         left -= count
     p = Precision.make(dtype)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from conformance.bounds.rotary import pair_columns
+from conformance.cases.case import numpy_dtype
 from conformance.ports.computation import Step, copy_functions
 from conformance.ports.mistakes.mistake import StepChange, StepMistake, Topic, change_fields, replace_function
 from reference_numpy import blocks, materialize
@@ -151,6 +153,54 @@ def turn_with_wrong_sign(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pa
     return np.where(second & (columns < width), other, right)
 
 
+def turn_mixed(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
+    """Sines and cosines stand as for the other pairing."""
+    width = 2 * sine.shape[-1]
+    first, second = pair_columns(width, pairing)
+    turned = np.zeros_like(x[..., :width])
+    turned[..., first], turned[..., second] = -x[..., second], x[..., first]
+    wide = (lambda a: np.repeat(a, 2, axis=-1)) if pairing == "halves" else (lambda a: np.concatenate([a, a], axis=-1))
+    return np.concatenate([x[..., :width] * wide(cosine) + turned * wide(sine), x[..., width:]], axis=-1)
+
+
+def project_unrotated(
+    p: Any, memory: Any, configuration: Any, layer: Any = AttentionLayer(), rotation: Any = None
+) -> Any:
+    """Keys are not rotated."""
+    return blocks.project_keys(p, memory, configuration, replace(layer, rotary=None), None)
+
+
+def leave_queries(p: Any, x: Any, configuration: Any, layer: Any = AttentionLayer(), rotation: Any = None) -> Any:
+    """Queries are not rotated."""
+    return blocks.project_queries(p, x, configuration, replace(layer, rotary=None), None)
+
+
+def rotate_values(p: Any, memory: Any, configuration: Any, layer: Any = AttentionLayer(), rotation: Any = None) -> Any:
+    """Values are rotated too."""
+    keys, values = blocks.project_keys(p, memory, configuration, layer, rotation)
+    return keys, blocks.rotated(values, layer, rotation)
+
+
+def round_rotation(dtype: str) -> StepChange:
+    """Sine and cosine are rounded to 16 bits."""
+
+    def change(step: Step) -> Step:
+        rotation = complete(step).arguments[ROTATION]
+        if rotation is None:
+            return step
+        narrow = [array.astype(numpy_dtype(dtype)).astype(array.dtype) for array in rotation]
+        return complete(step).argument(ROTATION, type(rotation)(*narrow))
+
+    return change
+
+
+def scale_by_share(step: Step) -> Step:
+    """Scores are divided by sqrt(E / H), where heads have another width."""
+    p, configuration = step.arguments[PARAMETERS], step.arguments[CONFIGURATION]
+    share = join_heads(p.query).weight.shape[0] / configuration.num_heads
+    return change_fields(CONFIGURATION, scale=float(share) ** -0.5)(step)
+
+
 # --- windows and rotation ---------------------------------------------------------------------------------------------
 
 
@@ -251,8 +301,8 @@ def take_columns(linear: Linear, order: np.ndarray) -> Linear:
 
 
 def interleave(width: int, heads: int) -> Any:
-    """Columns as [D, H] that stand as [H, D]."""
-    return np.arange(width).reshape(heads, -1).T.ravel()
+    """For each column as [H, D], the one that stands there when columns are taken as [D, H]."""
+    return np.arange(width).reshape(-1, heads).T.ravel()
 
 
 def count_key_heads(p: MultiHeadAttention, heads: int) -> int:
@@ -298,7 +348,7 @@ def tile_heads(p: Any, heads: int) -> MultiHeadAttention:
 
 def merge_otherwise(p: Any, heads: int) -> MultiHeadAttention:
     """What the heads give is laid side by side as [D, H]."""
-    order = np.argsort(interleave(p.output.weight.shape[0], heads))
+    order = interleave(p.output.weight.shape[0], heads)
     return p._replace(output=p.output._replace(weight=p.output.weight[order]))  # type: ignore[no-any-return]
 
 
@@ -375,6 +425,7 @@ MISTAKES = (
     entry("scale-model-width", "scores are scaled by 1 / sqrt(E)", change_fields(5, scale="model_width"), "ATT-1"),
     entry("scale-head-width", "scores are scaled by 1 / sqrt(D)", change_fields(5, scale="head_width"), "ATT-1"),
     entry("scale-width", "scores are divided by D", change_scale(-1.0), "ATT-1"),
+    entry("scale-share", "scores are divided by sqrt(E / H), where heads have another width", scale_by_share, "ATT-1"),
     entry("scale-twice", "the scale of scores is applied twice", scale_twice, "ATT-1"),
     entry("no-softcap", "the softcap of scores is left out", change_fields(5, softcap=None), "ATT-2"),
     entry("padding-ignored", "padding is not masked", change_mask(lambda m: drop_masks(m, KeyPadding)), "MASK-2"),
@@ -421,6 +472,14 @@ MISTAKES = (
         "the second of a pair turns with the wrong sign",
         attend_with(rotate=turn_with_wrong_sign),
         "POS-3",
+    ),
+    entry("rotary-mixed", "sines stand as for the other pairing of columns", attend_with(rotate=turn_mixed), "POS-3"),
+    entry("rotary-of-queries", "keys are not rotated", attend_with(project_keys=leave_keys), "POS-3"),
+    entry("rotary-of-keys", "queries are not rotated", attend_with(project_queries=leave_queries), "POS-3"),
+    entry("rotary-of-values", "values are rotated too", attend_with(project_keys=rotate_values), "POS-3"),
+    *(
+        entry(f"rotary-in-{dtype}", f"sine and cosine are rounded to {dtype}", round_rotation(dtype), "POS-3")
+        for dtype in ("float16", "bfloat16")
     ),
     entry("rotary-backwards", "rotation goes the other way", turn_back, "POS-3"),
     project("query-key-swapped", "query and key have changed places", permute_projections("key", "query", "value")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,16 @@ def list_swapped_norms() -> Iterator[ModelMistake]:
         name = f"norm.swapped-{one}-{other}".replace("_", "-")
         says = f"{one} and {other} have changed places"
         yield replace(change_blocks(name, says, lambda blocks, swap=swap: [*map(swap, blocks)]), rule="BLK-1")
+        for read, due in ((one, other), (other, one)):
+            name = f"norm.{read}-as-{due}".replace("_", "-")
+            says, copy = f"{read} stands in the place of {due} too", partial(copy_norm, read=read, due=due)
+            yield replace(change_blocks(name, says, lambda blocks, copy=copy: [*map(copy, blocks)]), rule="BLK-1")
+
+
+def copy_norm(block: Any, read: str, due: str) -> Any:
+    if getattr(block, read, None) is None or getattr(block, due, None) is None:
+        return block
+    return block._replace(**{due: copy_structure(getattr(block, read))})
 
 
 # --- residual connections from elsewhere ------------------------------------------------------------------------------
