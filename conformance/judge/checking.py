@@ -32,7 +32,7 @@ ENDED = "the check was ended before its end"
 
 
 @overload
-def check(
+def check(  # type: ignore[overload-overlap]
     subject: str | Callable[..., Any],
     operation: Literal["model"],
     *,

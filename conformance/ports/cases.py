@@ -122,7 +122,7 @@ class Calls:
         if isinstance(p, MultiHeadAttention):
             query = p.query[0] if isinstance(p.query, list) else p.query
             return (self.generator.normal(size=(batch, lengths[0], query.weight.shape[0])),)
-        stack = p if isinstance(p, Encoder | Decoder) else p[0]
+        stack: Any = p if isinstance(p, Encoder | Decoder) else p[0]
         padding = configuration.position_padding
         padding = configuration.source_padding if padding is None and isinstance(stack, Encoder) else padding
         return (self.draw_sequence(stack, batch, lengths[0], padding),)

@@ -95,7 +95,7 @@ class Computation:
         """Return the computation with one more rewrite of its steps."""
         return replace(self, rewrites=(*self.rewrites, rewrite))
 
-    def run(self, watch: Callable[[str, Any], None] | None = None, steps: Mapping[str, Any] | None = None) -> Any:
+    def run(self, watch: Callable[[str, Any], object] | None = None, steps: Mapping[str, Any] | None = None) -> Any:
         """Return the model's result.
 
         Args:

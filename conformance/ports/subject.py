@@ -246,7 +246,7 @@ def build_function(request: Request, state_dict: Mapping[str, Any]) -> Callable[
     changed += [name for name in given if name not in state_dict]
     if changed:
         return Reply(detail=InputChanged(), raised_at=", ".join(changed[:3]))
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def same_bits(one: object, other: np.ndarray) -> bool:

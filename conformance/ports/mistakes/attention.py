@@ -17,7 +17,7 @@ from reference_numpy.attention_steps import attention_scores, repeat_heads, soft
 from reference_numpy.multi_head_attention import join_heads
 from specification.configuration import AttentionLayer
 from specification.masks import And, Causal, Dense, KeyPadding, Mask
-from specification.parameters import Linear, MultiHeadAttention
+from specification.parameters import Linear
 
 PARAMETERS, QUERY, MEMORY, MASK, DROPOUT, CONFIGURATION, LAYER, BIAS, ROTATION = range(9)
 """Positions of the arguments of `attend`."""
@@ -25,8 +25,8 @@ DEFAULTS = (None, None, None, None, None, None, AttentionLayer(), None, None)
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 160000.0)
 """Of rotary embeddings: those of Llama 1 and 3, Qwen, Code Llama's neighbours, and ModernBERT."""
 TOPIC = Topic("attention", "MHA-1", ("attend",))
-Projections = Callable[[MultiHeadAttention, int], MultiHeadAttention]
-"""From parameters with every projection in one, and the number of heads."""
+Projections = Callable[[Any, int], Any]
+"""From the parameters of an attention with every projection in one, and the number of heads, to others."""
 
 
 def complete(step: Step) -> Step:
@@ -163,9 +163,7 @@ def turn_mixed(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str
     return np.concatenate([x[..., :width] * wide(cosine) + turned * wide(sine), x[..., width:]], axis=-1)
 
 
-def project_unrotated(
-    p: Any, memory: Any, configuration: Any, layer: Any = AttentionLayer(), rotation: Any = None
-) -> Any:
+def leave_keys(p: Any, memory: Any, configuration: Any, layer: Any = AttentionLayer(), rotation: Any = None) -> Any:
     """Keys are not rotated."""
     return blocks.project_keys(p, memory, configuration, replace(layer, rotary=None), None)
 
@@ -305,22 +303,22 @@ def interleave(width: int, heads: int) -> Any:
     return np.arange(width).reshape(-1, heads).T.ravel()
 
 
-def count_key_heads(p: MultiHeadAttention, heads: int) -> int:
-    return int(p.key.weight.shape[1]) // (p.query.weight.shape[1] // heads)  # type: ignore[union-attr]
+def count_key_heads(p: Any, heads: int) -> int:
+    return int(p.key.weight.shape[1]) // (p.query.weight.shape[1] // heads)
 
 
-def interleave_heads(p: Any, heads: int) -> MultiHeadAttention:
+def interleave_heads(p: Any, heads: int) -> Any:
     """All heads' columns are read as [D, H]."""
     shared = count_key_heads(p, heads)
     found = {"query": heads, "key": shared, "value": shared}
     changed = {n: take_columns(getattr(p, n), interleave(getattr(p, n).weight.shape[1], h)) for n, h in found.items()}
-    return p._replace(**changed)  # type: ignore[no-any-return]
+    return p._replace(**changed)
 
 
 def fuse_otherwise(by_head: bool) -> Projections:
     """The columns of a fused matrix are taken as [H, 3, D] where they stand as [3, H, D], or the other way round."""
 
-    def change(p: Any, heads: int) -> MultiHeadAttention:
+    def change(p: Any, heads: int) -> Any:
         parts = [p.query, p.key, p.value]
         if len({part.weight.shape for part in parts}) > 1:
             raise ValueError("no such matrix has parts of several widths")
@@ -329,35 +327,33 @@ def fuse_otherwise(by_head: bool) -> Projections:
         order = np.arange(3 * width).reshape(shape).transpose(1, 0, 2).reshape(3, width)
         bias = None if p.query.bias is None else np.concatenate([part.bias for part in parts])
         whole = Linear(np.concatenate([part.weight for part in parts], axis=1), bias)
-        return p._replace(  # type: ignore[no-any-return]
-            **{name: take_columns(whole, order[i]) for i, name in enumerate(("query", "key", "value"))}
-        )
+        return p._replace(**{name: take_columns(whole, order[i]) for i, name in enumerate(("query", "key", "value"))})
 
     return change
 
 
-def tile_heads(p: Any, heads: int) -> MultiHeadAttention:
+def tile_heads(p: Any, heads: int) -> Any:
     """Query head h reads key head h % G: heads are put into the order in which shared ones are repeated, and back."""
     shared = count_key_heads(p, heads)
     head = np.arange(heads).reshape(heads // shared, shared).T.ravel()
     columns = np.arange(p.query.weight.shape[1]).reshape(heads, -1)[head].ravel()
     rows = np.arange(p.output.weight.shape[0]).reshape(heads, -1)[head].ravel()
     output = p.output._replace(weight=p.output.weight[rows])
-    return p._replace(query=take_columns(p.query, columns), output=output)  # type: ignore[no-any-return]
+    return p._replace(query=take_columns(p.query, columns), output=output)
 
 
-def merge_otherwise(p: Any, heads: int) -> MultiHeadAttention:
+def merge_otherwise(p: Any, heads: int) -> Any:
     """What the heads give is laid side by side as [D, H]."""
     order = interleave(p.output.weight.shape[0], heads)
-    return p._replace(output=p.output._replace(weight=p.output.weight[order]))  # type: ignore[no-any-return]
+    return p._replace(output=p.output._replace(weight=p.output.weight[order]))
 
 
-def interleave_throughout(p: Any, heads: int) -> MultiHeadAttention:
+def interleave_throughout(p: Any, heads: int) -> Any:
     """Heads are taken, and joined, as [D, H]."""
     return merge_otherwise(interleave_heads(p, heads), heads)
 
 
-def pair_otherwise(p: Any, heads: int) -> MultiHeadAttention:
+def pair_otherwise(p: Any, heads: int) -> Any:
     """The columns of queries and keys are put from halves into pairs, as only checkpoints of other kinds need."""
     width = p.query.weight.shape[1] // heads
     within = np.arange(width).reshape(2, -1).T.ravel()
@@ -366,7 +362,7 @@ def pair_otherwise(p: Any, heads: int) -> MultiHeadAttention:
         return (np.arange(count)[:, None] * width + within).ravel()
 
     key = take_columns(p.key, order(count_key_heads(p, heads)))
-    return p._replace(query=take_columns(p.query, order(heads)), key=key)  # type: ignore[no-any-return]
+    return p._replace(query=take_columns(p.query, order(heads)), key=key)
 
 
 def attend_to_itself(step: Step) -> Step:

@@ -138,11 +138,15 @@ def list_swapped_norms() -> Iterator[ModelMistake]:
 
         name = f"norm.swapped-{one}-{other}".replace("_", "-")
         says = f"{one} and {other} have changed places"
-        yield replace(change_blocks(name, says, lambda blocks, swap=swap: [*map(swap, blocks)]), rule="BLK-1")
+        yield replace(change_blocks(name, says, partial(map_blocks, swap)), rule="BLK-1")
         for read, due in ((one, other), (other, one)):
             name = f"norm.{read}-as-{due}".replace("_", "-")
             says, copy = f"{read} stands in the place of {due} too", partial(copy_norm, read=read, due=due)
-            yield replace(change_blocks(name, says, lambda blocks, copy=copy: [*map(copy, blocks)]), rule="BLK-1")
+            yield replace(change_blocks(name, says, partial(map_blocks, copy)), rule="BLK-1")
+
+
+def map_blocks(change: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
+    return [*map(change, blocks)]
 
 
 def copy_norm(block: Any, read: str, due: str) -> Any:
