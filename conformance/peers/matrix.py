@@ -69,16 +69,10 @@ def split_parts(only: Collection[str]) -> list[str]:
 
 
 def choose_peers(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
-<<<<<<< HEAD
-    parts = split_parts(only)
+    chosen, names = [only] if isinstance(only, str) else only, {peer.name for peer in PEERS}
+    parts = split_parts([part for part in chosen if part not in names])
     for peer in PEERS:
-        named = any(part in peer.name for part in parts)
-=======
-    names = {peer.name for peer in PEERS}
-    parts = split_names(part for part in only if part not in names)
-    for peer in PEERS:
-        named = peer.name in only or any(part in peer.name for part in parts)
->>>>>>> rows52
+        named = peer.name in chosen or any(part in peer.name for part in parts)
         if only and not named:
             continue
         why = peer.absent or ("" if named else peer.slow)

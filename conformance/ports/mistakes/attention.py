@@ -371,7 +371,7 @@ def attend_to_itself(step: Step) -> Step:
     return step.argument(MEMORY, step.arguments[QUERY]).argument(MASK, None)
 
 
-def give_zeros(p: MultiHeadAttention, x: np.ndarray, *_: Any, **__: Any) -> Any:
+def give_zeros(p: Any, x: np.ndarray, *_: Any, **__: Any) -> Any:
     return np.zeros_like(x)
 
 
