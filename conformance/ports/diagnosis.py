@@ -104,7 +104,7 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
             # What explains no whole model was no cause, as something else is wrong.
             causes = [one for one in causes if one.observations[0].case.sublayer is None]
             first_wrong = next(one for one in (*first, shown) if one.failed)
-            wrong = wrong if causes or not first_wrong.case.sublayer else [first_wrong, *wrong]
+            wrong = wrong if causes else [first_wrong, *wrong]
             causes.append(PortCause(find_place(wrong[0], shown, ask), (), tuple(remaining), narrow=narrow))
             break
         found = [*found, *chosen]
@@ -345,6 +345,8 @@ def find_cut(first: Observation, ask: Ask) -> str:
             break
     if place + 1 >= len(norms):
         return "output" if norms else "embedding"
+    if not after:  # a wrong last norm is a known mistake, nearly always
+        return "embedding"
     following = name_sublayer(norms[place + 1], case)
     return following if "blocks." not in following else first_of_kind(following, case)
 

@@ -15,7 +15,7 @@ from specification import KeyPadding
 if TYPE_CHECKING:
     import torch
 
-    from specification.parameters import Linear, MultiHeadAttention
+    from specification.parameters import Linear
 
 
 def adapt_block(flash: bool) -> Callable[..., Any]:
@@ -23,7 +23,7 @@ def adapt_block(flash: bool) -> Callable[..., Any]:
 
     @declare("structured,padding,no-separate,gradients")
     def heads(
-        parameters: MultiHeadAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, num_heads: int,
+        parameters: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, num_heads: int,
         mask: KeyPadding | None = None,
     ) -> Any:  # fmt: skip
         import torch

@@ -1,0 +1,301 @@
+"""The check of a port: verdicts of right ports, of ports with mistakes, and of what is no port."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fastjsonschema
+import numpy as np
+import pytest
+
+import conformance
+from conformance.ports.report import ModelReport
+from conformance.reports.content import document
+from conformance.reports.junit import junit
+from conformance.reports.page import page
+from conformance.reports.ports import model_content
+from conformance.selftest.ports import bert_numpy, gpt2_torch, llama_numpy
+from conformance.selftest.ports.faults import FAULTS
+from reference_numpy.models import MODELS
+from specification.dialects import DIALECTS
+
+SCHEMA = Path(conformance.__file__).parent / "reports" / "schema.json"
+Build = Callable[..., Any]
+
+
+def judge(build: Build | str, dialect: str = "bert", **options: Any) -> ModelReport:
+    return conformance.check(build, "model", dialect=dialect, **{"effort": "quick", "seed": 1} | options)
+
+
+def fault(name: str) -> Any:
+    return next(one for one in FAULTS if one.name == name)
+
+
+# --- right ports and mistakes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "dialect"), [(bert_numpy.build, "bert"), (llama_numpy.build, "llama"), (gpt2_torch.build, "gpt2")]
+)
+def test_a_right_port_conforms(build: Build, dialect: str) -> None:
+    report = judge(build, dialect)
+    assert report.conforms, report
+    assert report.violations == []
+    assert 0.01 < report.worst < 0.6
+    assert report.cases > 20
+
+
+def test_a_dialect_without_config_file_is_judged() -> None:
+    """A tutorial's, by the definition itself in float32."""
+
+    def build(config: dict[str, Any], state_dict: dict[str, np.ndarray]) -> Any:
+        from specification.dialects import read
+
+        parameters, configuration = read("dawn", state_dict, **{k: v for k, v in config.items() if k != "dtype"})
+
+        def model(source: np.ndarray, target: np.ndarray) -> Any:
+            return MODELS[type(parameters)](parameters, source, target, configuration=configuration)
+
+        return model
+
+    report = judge(build, "dawn")
+    assert report.conforms, report
+
+
+SHOWN = {
+    "bert_numpy_quick_gelu": ("blocks.0.feed_forward", ("network.quick-gelu",)),
+    "bert_numpy_output_bias_missing": ("blocks.0.attention", ("attention.no-output-bias",)),
+    "gpt2_numpy_mask_after_softmax": ("blocks.0.self_attention", ("attention.mask-after-softmax",)),
+    "llama_numpy_keys_tiled": ("blocks.0.self_attention", ("attention.heads-tiled",)),
+    "gpt_neox_numpy_layer_twice": ("blocks.1.self_attention", ("blocks.first-alone",)),
+    "gpt_neox_numpy_last_norm_missing": ("norm", ("norm.last-left-out",)),
+    "modernbert_numpy_window_missing": ("blocks.1.attention", ("attention.no-window",)),
+    "gpt2_torch_cached_positions": ("embedding", ("cache.positions-restart",)),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_mistake_is_placed_and_named(name: str) -> None:
+    one = fault(name)
+    effort = "default" if one.configs else "quick"
+    report = conformance.check(one, "model", dialect=one.dialect, seed=1, effort=effort, arrays=one.framework)
+    first = report.violations[0]
+    assert (first.step, first.diagnosis) == SHOWN[name]
+    assert first.step == one.where
+    assert not report.conforms
+
+
+def test_wrong_gradients_are_placed() -> None:
+    one = fault("bert_torch_padding_row_frozen")
+    report = judge(one, arrays="torch")
+    assert [(v.rule, v.step) for v in report.violations] == [("ATT-12", "embedding")]
+
+
+def test_dropout_that_is_left_on_is_told_as_such() -> None:
+    one = fault("bert_torch_dropout_on")
+    report = judge(one, arrays="torch")
+    assert [(v.rule, v.step, v.diagnosis) for v in report.violations] == [
+        ("ATT-13", "blocks.0.attention", ("dropout.left-on",))
+    ]
+
+
+def test_another_seed_draws_other_numbers() -> None:
+    first, second, again = (judge(fault("bert_numpy_quick_gelu"), seed=seed).worst for seed in (1, 2, 1))
+    assert first == again != second
+
+
+# --- what is no port --------------------------------------------------------------------------------------------------
+
+right = bert_numpy.build
+
+
+def raises(config: Any, state_dict: Any) -> Any:
+    raise KeyError("encoder.layer.0.attention.self.q.weight")
+
+
+def returns_nothing(config: Any, state_dict: Any) -> Any:
+    return None
+
+
+def ignores(config: Any, state_dict: Any) -> Any:
+    generator = np.random.default_rng(0)
+    return right(config, {n: generator.normal(size=a.shape).astype(a.dtype) for n, a in state_dict.items()})
+
+
+def changes(config: Any, state_dict: Any) -> Any:
+    state_dict["embeddings.LayerNorm.weight"] += 1
+    return right(config, state_dict)
+
+
+def needs_more(config: Any, state_dict: Any) -> Any:
+    model = right(config, state_dict)
+    return lambda tokens, cache: model(tokens)
+
+
+def change_result(change: Callable[[np.ndarray], Any]) -> Build:
+    def build(config: Any, state_dict: Any) -> Any:
+        model = right(config, state_dict)
+        return lambda tokens, key_padding=None: change(model(tokens, key_padding))
+
+    return build
+
+
+def change_input(config: Any, state_dict: Any) -> Any:
+    model = right(config, state_dict)
+
+    def call(tokens: np.ndarray, key_padding: Any = None) -> Any:
+        result = model(tokens, key_padding)
+        tokens[:] = 0
+        return result
+
+    return call
+
+
+def refuses_options(config: Any, state_dict: Any) -> Any:
+    if config["hidden_act"] != "gelu":
+        raise NotImplementedError("gelu alone")
+    return right(config, state_dict)
+
+
+def raises_when_called(config: Any, state_dict: Any) -> Any:
+    def call(tokens: np.ndarray, key_padding: Any = None) -> Any:
+        raise ValueError("no such shape")
+
+    return call
+
+
+def sleeps(config: Any, state_dict: Any) -> Any:
+    import time
+
+    def call(tokens: np.ndarray, key_padding: Any = None) -> Any:
+        time.sleep(60)
+
+    return call
+
+
+BAD: dict[str, tuple[Build, str]] = {
+    "raises": (raises, "build raised KeyError: 'encoder.layer.0.attention.self.q.weight'"),
+    "nothing": (returns_nothing, "build returned nothing, expected a function"),
+    "ignores": (ignores, "do not depend on the state dict"),
+    "changes": (changes, "build changed the state dict: embeddings.LayerNorm.weight"),
+    "needs": (needs_more, "its function needs cache"),
+    "tuple": (change_result(lambda x: (x,)), "is a value of type tuple"),
+    "nan": (change_result(lambda x: x * np.nan), "the result is NaN"),
+    "dtype": (change_result(lambda x: x.astype(np.float16)), "float16"),
+    "shape": (change_result(lambda x: x[:, :-1]), "shape"),
+    "input": (change_input, "an input was changed by the call"),
+    "option": (refuses_options, "--set hidden_act=gelu"),
+    "called": (raises_when_called, "its function raised ValueError: no such shape"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_port_has_one_verdict(name: str) -> None:
+    build, message = BAD[name]
+    report = judge(build)
+    assert [violation.rule for violation in report.violations] == ["CALL"]
+    assert message in report.violations[0].message
+    assert not report.conforms
+
+
+def test_a_port_that_takes_minutes_is_ended() -> None:
+    report = judge(sleeps, time_limit=1)
+    assert [violation.finding.kind for violation in report.violations] == ["took_too_long"]
+    assert report.seconds < 20
+
+
+def test_hidden_states_in_the_place_of_logits_are_told() -> None:
+    from conformance.selftest.ports import gpt2_numpy
+
+    def build(config: Any, state_dict: Any) -> Any:
+        model = gpt2_numpy.build(config, state_dict)
+        return lambda tokens, key_padding=None: model(tokens, key_padding)[..., : config["n_embd"]]
+
+    (violation,) = judge(build, "gpt2").violations
+    assert "hidden states in the place of logits" in violation.message
+
+
+def test_options_that_are_set_stay_so() -> None:
+    report = judge(refuses_options, set={"hidden_act": "gelu"})
+    assert report.conforms, report
+
+
+def test_a_port_in_a_process_of_its_own_may_end_it(tmp_path: Path) -> None:
+    file = tmp_path / "ends.py"
+    file.write_text(
+        "import os\ndef build(config, state_dict):\n    return lambda tokens, key_padding=None: os._exit(3)\n"
+    )
+    report = judge(f"{file}:build")
+    assert [violation.message for violation in report.violations] == ["its process ended with exit code 3, plain"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dialect": None}, "dialect"),
+        ({"dialect": "bart"}, "did you mean"),
+        ({"checkpoint": "nowhere"}, "must be a folder"),
+        ({"set": {"hidden_act": "mish"}}, "mish"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        judge(right, **options)
+
+
+# --- a real checkpoint ------------------------------------------------------------------------------------------------
+
+
+def save_folder(folder: Path) -> Path:
+    """A small BERT with entries that no encoder reads."""
+    from safetensors.numpy import save_file
+
+    from conformance.ports.checkpoints import draw_checkpoint
+    from conformance.ports.configs import list_configs
+
+    checkpoint = draw_checkpoint("bert", list_configs("bert")[2], np.random.default_rng(0))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(checkpoint.config))
+    pooler = {"pooler.dense.weight": np.zeros((24, 24), np.float32), "pooler.dense.bias": np.zeros(24, np.float32)}
+    save_file(checkpoint.state_dict() | pooler, folder / "model.safetensors")
+    return folder
+
+
+def test_a_real_checkpoint_is_judged_with_its_options(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "small")
+    configs = []
+
+    def build(config: Any, state_dict: Any) -> Any:
+        configs.append((config["hidden_act"], config["layer_norm_eps"]))
+        assert not any("pooler" in name for name in state_dict)
+        return right(config, state_dict)
+
+    report = judge(build, checkpoint=folder)
+    assert report.conforms, report
+    assert set(configs) == {("relu", 1e-3)}
+    wrong = judge(lambda config, state_dict: right(config | {"hidden_act": "gelu"}, state_dict), checkpoint=folder)
+    assert wrong.violations[0].diagnosis == ("network.gelu",)
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_valid_and_names_the_sublayer() -> None:
+    report = judge(fault("bert_numpy_quick_gelu"))
+    content = document("check", [model_content(report)], seed=1, effort="quick")
+    fastjsonschema.compile(json.loads(SCHEMA.read_text()))(json.loads(json.dumps(content)))
+    assert content["subjects"][0]["violations"][0]["step"] == "blocks.0.feed_forward"
+    assert [one["name"] for one in content["subjects"][0]["model"]["sublayers"]][:2] == ["", "blocks.0.attention"]
+    assert "first wrong in" in page(content)
+    assert "the first that is wrong" in page(content)
+    assert "FFN-1" in junit(content)
+    assert "blocks.0.feed_forward" in str(report)
+    assert repr(report).startswith("<ModelReport")
+
+
+def test_every_dialect_is_known() -> None:
+    assert {"bert", "gpt2", "llama", "t5", "vit"} <= DIALECTS.keys()
