@@ -54,6 +54,8 @@ PAIRS = [(dialect, name) for dialect, names in PLANTED.items() for name in names
 
 
 @pytest.mark.parametrize(("dialect", "name"), PAIRS)
+@pytest.mark.slow_where("t5")
+@pytest.mark.slow_where("gemma2", unless="window")
 def test_a_planted_mistake_is_named(dialect: str, name: str) -> None:
     cases = list_model_cases(dialect)
     mistake = next(one for case in cases for one in list_mistakes(case.computation) if one.id == name)
@@ -63,7 +65,7 @@ def test_a_planted_mistake_is_named(dialect: str, name: str) -> None:
     assert causes[0].against == 0
 
 
-@pytest.mark.parametrize("dialect", ["bert", "gpt2"])
+@pytest.mark.parametrize("dialect", ["bert", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_two_mistakes_in_different_sublayers_are_both_named(dialect: str) -> None:
     cases = list_model_cases(dialect)
     every = [*list_mistakes(cases[0].computation)]

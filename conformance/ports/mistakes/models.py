@@ -81,7 +81,9 @@ def list_layer_kinds(computation: Computation) -> Iterator[ModelMistake]:
         moved = tuple(replace(one, **{name: getattr(other, name)}) for one, other in zip(layers, shifted, strict=True))
         says = f"the {name}s of layers are shifted by one"
         yield configure(f"layers.{name}-shifted", rule, says, attention_layers=moved)
-        for i, value in enumerate(dict.fromkeys(getattr(layer, name) for layer in layers)):
+        values = dict.fromkeys(getattr(layer, name) for layer in layers)
+        # That no layer has one is a mistake of attention.
+        for i, value in enumerate(value for value in values if value is not None):
             alike = tuple(replace(layer, **{name: value}) for layer in layers)
             says = f"all layers have the {name} of one kind"
             yield configure(f"layers.one-{name}-{i}", rule, says, attention_layers=alike)

@@ -80,8 +80,8 @@ def normalize_twice(step: Step) -> Step:
 MISTAKES = (
     *(TOPIC.entry(f"eps-{eps:g}", f"the norm's eps is {eps:g}", change_fields(2, norm_eps=eps)) for eps in EPSILONS),
     TOPIC.entry("eps-outside", "the norm's eps is added to the root", replace_function(add_eps_outside)),
-    *(TOPIC.entry(kind.replace("_", "-"), says, rename(kind), rule) for kind, (rule, says) in KINDS.items()),
     TOPIC.entry("weight-itself", "the norm's weight is w, in place of 1 + w", drop_plus_one, "NORM-8"),
+    *(TOPIC.entry(kind.replace("_", "-"), says, rename(kind), rule) for kind, (rule, says) in KINDS.items()),
     TOPIC.entry(
         "weight-plus-one",
         "1 is added to the norm's weight",
