@@ -101,8 +101,9 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         if not chosen and not narrow:
             chosen, rivals = choose_pair(effective, wrong[0], evidence, found)
         if not chosen:
-            # What explains no whole model was no cause, as something else is wrong.
-            causes = [one for one in causes if one.observations[0].case.sublayer is None]
+            # What explains no whole model, nor does with those after it, was no cause, as something else is wrong.
+            whole = [number for number, one in enumerate(causes) if one.observations[0].case.sublayer is None]
+            causes = causes[: max(whole, default=-1) + 1]
             first_wrong = next(one for one in (*first, shown) if one.failed)
             wrong = wrong if causes else [first_wrong, *wrong]
             causes.append(PortCause(find_place(wrong[0], shown, ask), (), tuple(remaining), narrow=narrow))

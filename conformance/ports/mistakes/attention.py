@@ -153,14 +153,22 @@ def turn_with_wrong_sign(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pa
     return np.where(second & (columns < width), other, right)
 
 
-def turn_mixed(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
-    """Sines and cosines stand as for the other pairing."""
-    width = 2 * sine.shape[-1]
-    first, second = pair_columns(width, pairing)
-    turned = np.zeros_like(x[..., :width])
-    turned[..., first], turned[..., second] = -x[..., second], x[..., first]
-    wide = (lambda a: np.repeat(a, 2, axis=-1)) if pairing == "halves" else (lambda a: np.concatenate([a, a], axis=-1))
-    return np.concatenate([x[..., :width] * wide(cosine) + turned * wide(sine), x[..., width:]], axis=-1)
+def mix_pairings(columns: bool) -> Callable[..., Any]:
+    """Either columns are turned in the other pairing, or sines stand as for it."""
+
+    def rotate(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
+        width, other = 2 * sine.shape[-1], "interleaved" if pairing == "halves" else "halves"
+        first, second = pair_columns(width, other if columns else pairing)
+        turned = np.zeros_like(x[..., :width])
+        turned[..., first], turned[..., second] = -x[..., second], x[..., first]
+        in_halves = (pairing if columns else other) == "halves"
+        sines, cosines = (
+            np.concatenate([table, table], axis=-1) if in_halves else np.repeat(table, 2, axis=-1)
+            for table in (sine, cosine)
+        )
+        return np.concatenate([x[..., :width] * cosines + turned * sines, x[..., width:]], axis=-1)
+
+    return rotate
 
 
 def leave_keys(p: Any, memory: Any, configuration: Any, layer: Any = AttentionLayer(), rotation: Any = None) -> Any:
@@ -469,7 +477,8 @@ MISTAKES = (
         attend_with(rotate=turn_with_wrong_sign),
         "POS-3",
     ),
-    entry("rotary-mixed", "sines stand as for the other pairing of columns", attend_with(rotate=turn_mixed), "POS-3"),
+    entry("rotary-mixed", "sines stand as for the other pairing", attend_with(rotate=mix_pairings(False)), "POS-3"),
+    entry("rotary-columns", "columns turn in the other pairing", attend_with(rotate=mix_pairings(True)), "POS-3"),
     entry("rotary-of-queries", "keys are not rotated", attend_with(project_keys=leave_keys), "POS-3"),
     entry("rotary-of-keys", "queries are not rotated", attend_with(project_queries=leave_queries), "POS-3"),
     entry("rotary-of-values", "values are rotated too", attend_with(project_keys=rotate_values), "POS-3"),
