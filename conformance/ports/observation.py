@@ -81,14 +81,13 @@ class Observation:
         limits = bound * max(1.0, growth) + UNIT_ROUNDOFF[self.case.dtype] * np.abs(predicted)
         return self.case.select(limits)
 
-    def tells_apart(self, predicted: np.ndarray, other: np.ndarray | None = None) -> bool:
-        """Whether no answer could agree with both: the prediction, and the right result or another prediction."""
-        other = self.case.exact if other is None else np.asarray(other)
-        predicted = np.asarray(predicted)
-        if predicted.shape != other.shape:
+    def tells_apart(self, predicted: np.ndarray) -> bool:
+        """Whether a prediction is so far from the right result that what agrees with it is wrong."""
+        right, bound = self.case.exact_and_bound
+        if predicted.shape != right.shape:
             return True
-        difference = self.case.select(predicted) - self.case.select(other)
-        return largest_ratio(difference, self.limits(predicted)) > 2 * TWICE
+        difference = self.case.select(predicted) - self.case.select(right)
+        return largest_ratio(difference, self.case.select(bound)) > 2 * TWICE
 
 
 def largest_ratio(difference: np.ndarray, limits: np.ndarray) -> float:
