@@ -268,18 +268,17 @@ def isolate_sublayer(checkpoint: Checkpoint, name: str) -> Checkpoint:
     return checkpoint.change(dict.fromkeys(paths, 0.0))
 
 
-def list_isolated(checkpoint: Checkpoint, case: ModelCase) -> list[ModelCase]:
-    """Return the case with no sublayer, and with each of them alone, in order.
+def list_isolated(checkpoint: Checkpoint, case: ModelCase) -> Iterator[ModelCase]:
+    """Give the case with no sublayer, and with each of them alone, in order.
 
     Without sublayers, a norm hides how large embeddings are, unless its eps counts: that is tried too.
     """
-    names = ["", *list_sublayers(checkpoint)]
+    alone = replace(case, rule="BLK-1", sublayer="")
     small = isolate_sublayer(shrink_stream(checkpoint), "").round(case.dtype)
-    found = [replace(case, probe="no sublayer, little in the stream", rule="BLK-1", sublayer="", checkpoint=small)]
-    for name in names:
-        probe, alone = f"{name or 'no sublayer'} alone", isolate_sublayer(checkpoint, name)
-        found.append(replace(case, probe=probe, rule="BLK-1", sublayer=name, checkpoint=alone))
-    return found
+    yield replace(alone, probe="no sublayer, little in the stream", checkpoint=small)
+    for name in ("", *list_sublayers(checkpoint)):
+        probe = f"{name or 'no sublayer'} alone"
+        yield replace(alone, probe=probe, sublayer=name, checkpoint=isolate_sublayer(checkpoint, name))
 
 
 def shrink_stream(checkpoint: Checkpoint) -> Checkpoint:

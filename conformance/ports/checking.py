@@ -263,7 +263,7 @@ class PortCheck:
     def find_unsteady(self, shown: Observation) -> str:
         """Return the first sublayer that alone gives other results for the same call."""
         case = replace(shown.case, call=replace(shown.case.call, twice=True))
-        alone = self.ask(list_isolated(case.checkpoint, case))
+        alone = self.ask([*list_isolated(case.checkpoint, case)])
         return next((shorten(one.case.sublayer or "embedding", one.case) for one in alone if not one.is_steady), "")
 
     def add_violation(self, rule: str, message: str, shown: Observation, **fields: Any) -> None:

@@ -54,7 +54,7 @@ class Instrument:
         self.functions = instrument_package("reference_numpy", parameters, lambda *step: self.visit(*step))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)
 def find_instrument(identity: int) -> list[Instrument]:
     """Return a list that holds the instrument for the parameters of this identity, once there is one."""
     return []

@@ -26,6 +26,8 @@ from conformance.ports.observation import TWICE, Observation
 Ask = Callable[[Sequence[ModelCase]], list[Observation]]
 
 MOST_CAUSES = 4
+LARGE = 2**20
+"""Numbers of a checkpoint from which on a prediction takes a second: real ones have more, and small ones 10,000."""
 CLEAR = 1e3
 """An error of so many bounds tells any two mistakes apart that differ by a thousandth of it."""
 MOST_PAIRS = 2000
@@ -91,14 +93,13 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         if not remaining:
             break
         shown = choose_case(remaining)
-        isolated = ask(list_isolated(shown.case.checkpoint, shown.case)) if shown.case.sublayer is None else []
-        isolated = [one for one in isolated if one.has_numbers]
+        isolated = ask_alone(shown, ask) if shown.case.sublayer is None else []
         first = first or isolated
         evidence += isolated
         wrong = [one for one in (*isolated, shown) if one.failed and not explains(found, one)]
         chosen, rivals, effective = choose_mistakes(wrong[0], evidence, found)
         narrow = "" if chosen else find_narrow(wrong[0], ask)
-        if not chosen and not narrow:
+        if not chosen and not narrow and not is_large(shown):
             chosen, rivals = choose_pair(effective, wrong[0], evidence, found)
         if not chosen:
             # What explains no whole model, nor does with those after it, was no cause, as something else is wrong.
@@ -118,12 +119,26 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
     return causes, first
 
 
-def choose_case(failing: Sequence[Observation]) -> Observation:
-    """The failing case to look into: of a whole model, clearly wrong, with small inputs."""
+def ask_alone(shown: Observation, ask: Ask) -> list[Observation]:
+    """The answers with each sublayer alone; of a large checkpoint, up to the first that is wrong."""
+    found: list[Observation] = []
+    for case in list_isolated(shown.case.checkpoint, shown.case):
+        found += [one for one in ask([case]) if one.has_numbers]
+        if is_large(shown) and found and found[-1].failed:
+            break
+    return found
 
-    def merit(one: Observation) -> tuple[bool, float, int]:
+
+def is_large(one: Observation) -> bool:
+    return len(one.case.checkpoint.values) > LARGE
+
+
+def choose_case(failing: Sequence[Observation]) -> Observation:
+    """The failing case to look into: of a small whole model, clearly wrong, with small inputs."""
+
+    def merit(one: Observation) -> tuple[bool, bool, float, int]:
         size = sum(array.size for array in one.case.call.inputs)
-        return one.case.sublayer is not None, -min(one.finding.ratio, CLEAR), size
+        return is_large(one), one.case.sublayer is not None, -min(one.finding.ratio, CLEAR), size
 
     return min(failing, key=merit)
 
@@ -179,7 +194,9 @@ def choose_mistakes(
     effective: Effective = []
     without_effect: set[str] = set()
     for one in list_mistakes(apply_all(found, shown.case.computation)):
-        if one.scope and one.id in without_effect:  # what changes nothing everywhere changes nothing in a part
+        # What changes nothing everywhere changes nothing in a part; nor does what is made in another sublayer than the
+        # only one.
+        if one.scope and (one.id in without_effect or not is_reached(one.scope, shown.case.sublayer)):
             continue
         predicted = predict([*found, one], shown.case)
         if predicted is None:
@@ -191,6 +208,13 @@ def choose_mistakes(
         if agrees([*found, one], shown, predicted):
             able.append([one])
     return *(rank(able, shown, evidence, found) if able else ([], [])), effective
+
+
+def is_reached(scope: Sequence[str], sublayer: str | None) -> bool:
+    """Whether a mistake in a scope may change a model with that sublayer alone."""
+    if not sublayer:
+        return True
+    return any("blocks." not in part or sublayer.startswith(part) or part.startswith(sublayer) for part in scope)
 
 
 def choose_pair(
