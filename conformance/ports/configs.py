@@ -196,10 +196,19 @@ def list_configs(dialect: str) -> list[Config]:
 
 
 def add_older_keys(config: Config) -> Config:
-    """Return the config with rope_theta and rope_scaling, where rope_parameters are those of all layers."""
+    """Return the config with the keys of older versions too, where rope_parameters are those of all layers."""
     parameters = config.get("rope_parameters")
     if not parameters or "rope_theta" not in parameters:
         return config
-    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    names = OLDER_NAMES.get(config["model_type"], OLDER_NAMES["llama"])
+    older = {name: parameters[key] for key, name in names.items() if key in parameters}
+    scaling = {key: value for key, value in parameters.items() if key not in names}
     plain = scaling == {"rope_type": "default"}
-    return config | {"rope_theta": parameters["rope_theta"], "rope_scaling": None if plain else scaling}
+    return config | older | {"rope_scaling": None if plain else scaling}
+
+
+OLDER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "llama": {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"},
+    "gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+}
+"""By model type, the keys under which older files have what rope_parameters hold beside the scaling; llama's else."""
