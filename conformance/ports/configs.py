@@ -43,6 +43,9 @@ def rope(kind: str = "default", base: float = 10000.0, **more: Any) -> Config:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": base, **more}}
 
 
+LATE_PADDING = ("modernbert", "phi3")
+"""Dialects whose id of padding, where a config names none, is beyond the small vocabulary, so that transformers refuses
+to build the model."""
 GROUPED, WIDER, ALONE = heads(4, 2, 6), heads(6, 3, 8), heads(4, 1, 6)
 LLAMA3 = rope(
     "llama3", 500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
@@ -192,6 +195,7 @@ def list_configs(dialect: str) -> list[Config]:
     if record.config is None:
         return [dict(record.example.hyperparameters)]
     named = {"model_type": next(iter(record.config.families)), "architectures": [ARCHITECTURES[dialect]]}
+    named |= {"pad_token_id": 0} if dialect in LATE_PADDING else {}
     return [add_older_keys(with_defaults(record.config, named | config)) for config in CONFIGS[dialect]]
 
 
