@@ -31,6 +31,10 @@ WRONG = {
         ("BLK-1", "blocks.0.feed_forward", "feed_forward_norm and feed_forward_output_norm have changed places"),
     ),
     "KerasHub BertBackbone, by its converter": (("FFN-1", "blocks.0.feed_forward", "the activation is GELU by tanh"),),
+    "curated-transformers LlamaCausalLM, another base": (
+        ("POS-3", "blocks.0.self_attention", "the rotary base is 10000"),
+    ),
+    "curated-transformers GPTNeoXCausalLM": (("BLK-1", "blocks.0.self_attention", "both sublayers get the same"),),
     "litgpt GPT as Llama": (("POS-4", "blocks.0.self_attention", "YaRN's ramp is inverted"),),
 }  # fmt: skip
 """By row, for each violation: the rule, the first wrong sublayer, and how the sentence begins."""

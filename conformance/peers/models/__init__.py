@@ -50,15 +50,18 @@ FUSED_GPT2 = {"n_head": 4, "activation_function": "gelu"}
 UNBIASED = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 ALIKE = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
 """Heads that are together as wide as the model."""
-PLAIN_ROPE = {
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
+UNTIED = {"tie_word_embeddings": False}
 CAPPED = {"attention_bias": False, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 HUB_BERT = {"type_vocab_size": 2, "layer_norm_eps": 1e-12}
 """What KerasHub's converter of BERT does not read in a config."""
+CURATED = ("curated_transformers", "requests", "torch")
 HUB, ON_JAX = ("keras_hub", "keras", "jax"), {"KERAS_BACKEND": "jax"}
+
+
+def plain_rope(base: float = 10000.0) -> dict[str, Any]:
+    """Rotary embeddings that are not scaled, under all keys that say so."""
+    parameters = {"rope_type": "default", "rope_theta": base}
+    return {"rope_theta": base, "rope_scaling": None, "rope_parameters": parameters}
 
 
 def keras_bert(backend: str) -> ModelPeer:
@@ -91,19 +94,28 @@ MODELS: tuple[ModelPeer, ...] = (
                "numpy", ("onnxruntime", "onnxscript", "onnx", "transformers", "torch"),
                slow="the export of every checkpoint takes 4 seconds"),
     make_model("torchtune llama3", "torchtune:build_llama", "llama", "torch", ("torchtune", "torchao", "torch"),
-               UNBIASED | ALIKE | PLAIN_ROPE | {"tie_word_embeddings": False}),
+               UNBIASED | ALIKE | plain_rope() | UNTIED),
     make_model("torchtune gemma2", "torchtune:build_gemma2", "gemma2", "torch", ("torchtune", "torchao", "torch"),
                CAPPED | {"tie_word_embeddings": True}),
+    make_model("curated-transformers BERTEncoder", "curated:build_bert", "bert", "torch", CURATED),
+    make_model("curated-transformers LlamaCausalLM", "curated:build_llama", "llama", "torch", CURATED,
+               UNBIASED | ALIKE | plain_rope() | UNTIED),
+    make_model("curated-transformers LlamaCausalLM, another base", "curated:build_llama", "llama", "torch", CURATED,
+               UNBIASED | ALIKE | plain_rope(500.0) | UNTIED),
+    make_model("curated-transformers GPTNeoXCausalLM", "curated:build_gpt_neox", "gpt_neox", "torch", CURATED,
+               UNTIED | {"attention_bias": True}),
+    make_model("curated-transformers GPTNeoXCausalLM, parallel", "curated:build_gpt_neox", "gpt_neox", "torch", CURATED,
+               UNTIED | {"attention_bias": True, "use_parallel_residual": True}),
     make_model("timm VisionTransformer", "timm:build_vit", "vit", "torch", ("timm", "torch")),
     make_model("KerasHub BertBackbone, by its converter", "keras_hub:build_bert", "bert", "jax", HUB,
                HUB_BERT, environment=ON_JAX),
     make_model("KerasHub BertBackbone, GELU by tanh", "keras_hub:build_bert", "bert", "jax", HUB,
                HUB_BERT | {"hidden_act": "gelu_new"}, environment=ON_JAX),
     make_model("litgpt GPT as GPT-NeoX", "litgpt:build_gpt_neox", "gpt_neox", "torch", ("litgpt", "torch"),
-               {"tie_word_embeddings": False, "attention_bias": True}),
+               UNTIED | {"attention_bias": True}),
     make_model("litgpt GPT as Llama", "litgpt:build_llama", "llama", "torch", ("litgpt", "torch"), UNBIASED),
     make_model("litgpt GPT as Llama, no YaRN", "litgpt:build_llama", "llama", "torch", ("litgpt", "torch"),
-               UNBIASED | PLAIN_ROPE),
+               UNBIASED | plain_rope()),
     make_model("litgpt GPT as Gemma 2", "litgpt:build_gemma2", "gemma2", "torch", ("litgpt", "torch"), CAPPED),
 )  # fmt: skip
 """In the order of the table."""
