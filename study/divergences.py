@@ -129,7 +129,8 @@ def matrix(path: Path = MATRIX) -> Matrix | None:
 
 
 def made_of(found: Sequence[Row]) -> Matrix:
-    """ValueError where there are no rows."""
+    """ValueError where there are no rows. Whole models, which are tried by no rule alone, are left out."""
+    found = [row for row in found if row.operation != rows.MODEL]
     if not found:
         raise ValueError("no path through a library is in it")
     alike = {title: [row for row in found if row.operation == name] for name, title in rows.OPERATION_TITLES.items()}

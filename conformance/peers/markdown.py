@@ -6,8 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from conformance.checks.levels import LEVELS
 from conformance.peers import PEERS
+from conformance.peers.models import MODELS
 from conformance.peers.rows import (
+    CONFORMS,
+    MODEL,
     OPERATION_TITLES,
+    SIGNS,
+    VIOLATED,
     Row,
     Run,
     columns,
@@ -49,6 +54,12 @@ of the libraries and without the judge.
 
 """
 
+MODELS_PREFACE = """\
+Whole models, judged as [ports](models.md) of a dialect: on small random checkpoints of small configs, of which "config"
+says what the model cannot have otherwise. A row "as BERT" or "as GPT-2" is no model of the library's, but its layers
+put together as that model. A model of another library has its entries by the library's own converter, where there is
+one. The first wrong sublayer is found by models in which one sublayer alone does anything."""
+
 
 def format_page(rows: Sequence[Row]) -> str:
     """The page docs/divergences.md."""
@@ -58,7 +69,7 @@ def format_page(rows: Sequence[Row]) -> str:
 def list_missing_peers(rows: Sequence[Row]) -> Iterator[str]:
     """A line for every reason why peers have no row."""
     judged = {one.path for one in rows}
-    lacking = [peer for peer in PEERS if peer.name not in judged]
+    lacking = [peer for peer in (*PEERS, *MODELS) if peer.name not in judged]
     gpu = [peer.name for peer in lacking if peer.device == "cuda"]
     others = [peer.name for peer in lacking if peer.device != "cuda"]
     for reason, names in (("Without a row, for want of a GPU", gpu), ("Not judged yet", others)):
@@ -83,6 +94,20 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         chosen = [one for one in rows if one.operation == operation]
         if chosen:
             yield from ["", f"## {title}", "", *table(chosen, every), *divergences(chosen)]
+    models = [one for one in rows if one.operation == MODEL]
+    if models:
+        yield from ["", "## Models", "", MODELS_PREFACE, "", *models_table(models, every), *divergences(models)]
+
+
+def models_table(rows: Sequence[Row], numbers: Sequence[Run]) -> Iterator[str]:
+    yield row("", RUN, "dialect", "conforms", "first wrong", "config", "not judged")
+    yield row("---", ":-:", *["---"] * 5)
+    for one in rows:
+        steps = ", ".join(dict.fromkeys(found.step for found in one.divergences if found.step))
+        conforms = SIGNS[VIOLATED if one.divergences else CONFORMS]
+        texts = (steps, one.settings, one.left_out.replace(" is not judged: the function takes none", ""))
+        number = numbers.index(one.run) + 1
+        yield row(escape_markdown(one.path), str(number), one.dialect, conforms, *map(escape_markdown, texts))
 
 
 def table(rows: Sequence[Row], numbers: Sequence[Run]) -> Iterator[str]:
@@ -99,10 +124,11 @@ def divergences(rows: Sequence[Row]) -> Iterator[str]:
     for one in rows:
         if one.divergences or one.accepted or one.untried:
             yield from ["", f"### {one.path}", ""]
-            for rule, title, level, message, call in one.divergences:
+            for rule, title, level, message, call, step in one.divergences:
                 of_level = f" ({level})" if level else ""
-                yield f"- **{rule}** {title}{of_level}: {escape_markdown(message)}"
-                yield f"  `{call}`"
+                where = f", in {step}" if step and step not in message else ""
+                yield f"- **{rule}** {title}{of_level}{where}: {escape_markdown(message)}"
+                yield from [f"  `{call}`"] if call else []
             if one.accepted:
                 yield f"- Takes what should be refused: {describe_accepted(one)}."
             if one.untried:

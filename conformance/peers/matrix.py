@@ -12,7 +12,10 @@ from conformance.judge.report import Report, report_of
 from conformance.judge.trial import Progress, ignore_progress
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark, PeerExecutor, runner_of
+from conformance.peers.models import MODELS, ModelPeer
+from conformance.peers.models.judging import judge_model
 from conformance.peers.peer import Peer, installed_version
+from conformance.ports.report import ModelReport
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ def matrix(
     *,
     say: Callable[[str], None] = print,
     progress: Progress = ignore_progress,
-) -> list[PeerReport]:
+) -> list[PeerReport | ModelReport]:
     """Judge every peer that can be judged here; one line is said of each, also of those that cannot.
 
     only: parts of names; a peer whose name has one of them is judged, also if it is slow. A whole name is that peer
@@ -51,12 +54,16 @@ def judge_peers(
     *,
     say: Callable[[str], None] = print,
     progress: Progress = ignore_progress,
-) -> Iterator[PeerReport]:
+) -> Iterator[PeerReport | ModelReport]:
     """The reports of `matrix`, each as soon as it is made."""
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     for peer in list(choose_peers(only, say)):
-        report = judge_peer(peer, effort, seed, progress)
+        report: PeerReport | ModelReport
+        if isinstance(peer, ModelPeer):
+            report = judge_model(peer, effort, seed, progress)
+        else:
+            report = judge_peer(peer, effort, seed, progress)
         say(f"{peer.name}: {len(report.violations)} divergences in {report.seconds:.0f} s")
         yield report
 
@@ -64,14 +71,15 @@ def judge_peers(
 def split_parts(only: Collection[str]) -> list[str]:
     """Parts of names; what stands in a peer's name with its commas is one part."""
     items = [only] if isinstance(only, str) else only
-    whole = {item for item in items if any(item in peer.name for peer in PEERS)}
+    whole = {item for item in items if any(item in peer.name for peer in (*PEERS, *MODELS))}
     return [part for item in items for part in ([item] if item in whole else split_names(item))]
 
 
 def choose_peers(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
-    chosen, names = [only] if isinstance(only, str) else only, {peer.name for peer in PEERS}
+    peers = (*PEERS, *MODELS)
+    chosen, names = [only] if isinstance(only, str) else only, {peer.name for peer in peers}
     parts = split_parts([part for part in chosen if part not in names])
-    for peer in PEERS:
+    for peer in peers:
         named = peer.name in chosen or any(part in peer.name for part in parts)
         if only and not named:
             continue

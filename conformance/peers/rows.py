@@ -15,12 +15,14 @@ from typing import Any, Literal, NamedTuple
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import six_digits
 from conformance.checks.catalogue import REFUSAL
-from conformance.checks.levels import ISOLATION_RULE, JUDGED, LEVELS, STRICT, highest_profile, least_level
+from conformance.checks.levels import EVERY_RULE, ISOLATION_RULE, JUDGED, LEVELS, STRICT, highest_profile, least_level
 from conformance.checks.results import Violation
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark
 from conformance.peers.matrix import PeerReport
+from conformance.peers.models import MODELS
 from conformance.peers.peer import installed_version, is_installed
+from conformance.ports.report import ModelReport
 from conformance.reports.blocks import error
 from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.content import real, violation_content
@@ -28,7 +30,7 @@ from conformance.reports.sentences import describe_finding
 from conformance.reports.threshold_sentences import summarize_threshold
 
 SCHEMA = {"name": "transformer-conformance divergences", "version": 1}
-PLACES = {peer.name: number for number, peer in enumerate(PEERS)}
+PLACES = {peer.name: number for number, peer in enumerate((*PEERS, *MODELS))}
 State = Literal["conforms", "violated", "at strict", "accepts", "not asked"]
 """What a path does with a rule."""
 CONFORMS: State = "conforms"
@@ -50,6 +52,8 @@ PRECISION = ("ATT-9", "NORM-2")
 """Rules whose remark says in which dtypes they are broken, and under which convention they are not."""
 LEAST_TOLD = 10
 """The least first wrong size that is told: a smaller one is no kernel's."""
+MODEL = "model"
+"""The operation of rows that are whole models, which have a table of their own."""
 OPERATION_TITLES = {
     "attention": "Attention",
     "multi_head_attention": "Multi-head attention",
@@ -87,13 +91,18 @@ class Run(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """A rule that a path breaks. level: empty where the run told none. call: the smallest that shows it, in a line."""
+    """A rule that a path breaks.
+
+    level: empty where the run told none. call: the smallest that shows it, in a line. step: of a model, the first
+    sublayer that is wrong.
+    """
 
     rule: str
     title: str
     level: str
     message: str
     call: str
+    step: str = ""
 
 
 class Row(NamedTuple):
@@ -101,6 +110,8 @@ class Row(NamedTuple):
 
     marks: by rule, what the path does with it. broken: the levels that it does not keep; None where the run told none.
     accepted: by rule, titles of calls that it should refuse. untried: why not everything was tried.
+    dialect: of a model, what it is a port of. settings: what its configs always have. left_out: what it has no
+    argument for.
     """
 
     path: str
@@ -111,15 +122,45 @@ class Row(NamedTuple):
     accepted: dict[str, list[str]]
     untried: str
     run: Run
+    dialect: str = ""
+    settings: str = ""
+    left_out: str = ""
 
 
 # --- from a report ----------------------------------------------------------------------------------------------------
 
 
-def rows_of(reports: Sequence[PeerReport]) -> list[Row]:
+def rows_of(reports: Sequence[PeerReport | ModelReport]) -> list[Row]:
     """The rows of a run that ends now."""
     today = datetime.now(UTC).strftime("%Y-%m-%d")
-    return [row_of(report, Run(today, report.seed, report.effort, versions())) for report in reports]
+    found = list[Row]()
+    for report in reports:
+        run = Run(today, report.seed, report.effort, versions())
+        found.append(model_row(report, run) if isinstance(report, ModelReport) else row_of(report, run))
+    return found
+
+
+def model_row(report: ModelReport, run: Run) -> Row:
+    broken = {one.rule: AT_STRICT if one.level == STRICT else VIOLATED for one in report.violations}
+    settings = next((peer.settings for peer in MODELS if peer.name == report.target.title), {})
+    return Row(
+        report.target.title,
+        MODEL,
+        {rule: broken.get(rule, CONFORMS) for rule in EVERY_RULE if rule in {*report.rules, *broken}},
+        sorted({one.level for one in report.violations}),
+        tuple(
+            Divergence(
+                one.rule, EVERY_RULE[one.rule].title, one.level, one.message.removesuffix(".") + ".", one.case, one.step
+            )
+            for one in report.violations
+        ),
+        {},
+        "",
+        run,
+        report.dialect,
+        ", ".join(f"{name}={value!r}" for name, value in settings.items()),
+        report.left_out,
+    )
 
 
 def row_of(report: PeerReport, run: Run) -> Row:
@@ -142,7 +183,7 @@ def row_of(report: PeerReport, run: Run) -> Row:
 
 def versions() -> dict[str, str]:
     """Of everything here that peers need. It is the same for all rows of a run, whichever peers are judged."""
-    packages = dict.fromkeys(["numpy", *(package for peer in PEERS for package in peer.packages)])
+    packages = dict.fromkeys(["numpy", *(package for peer in (*PEERS, *MODELS) for package in peer.packages)])
     installed = {name: installed_version(name) for name in packages if is_installed(name)}
     return {"python": platform.python_version()} | installed
 
@@ -315,6 +356,8 @@ def write(rows: Sequence[Row], path: Path) -> None:
 
 
 def content(row: Row) -> dict[str, Any]:
-    found = row._asdict() | {"divergences": [one._asdict() for one in row.divergences]}
-    del found["run"]
-    return found
+    """What only models have is left out of other rows."""
+    own = {*Row._field_defaults, *Divergence._field_defaults} if row.operation != MODEL else set[str]()
+    divergences = [{name: value for name, value in one._asdict().items() if name not in own} for one in row.divergences]
+    found = row._asdict() | {"divergences": divergences}
+    return {name: value for name, value in found.items() if name != "run" and name not in own}

@@ -13,6 +13,7 @@ from conformance.peers.rows import (
     AT_STRICT,
     CONFORMS,
     LEGEND,
+    MODEL,
     NOT_ASKED,
     OPERATION_TITLES,
     SIGNS,
@@ -37,6 +38,8 @@ def render_rows(rows: Sequence[Row]) -> RenderableType:
         chosen = [row for row in rows if row.operation == operation]
         if chosen:
             parts += [table(chosen, title), *(divergences(row) for row in chosen)]
+    models = [row for row in rows if row.operation == MODEL]
+    parts += [models_table(models), *(divergences(row) for row in models)] if models else []
     legend = [Text.assemble(sign(state), f" {meaning}") for state, meaning in LEGEND.items()]
     return Group(*parts, *legend, *(Text(run.summary, style="dim") for run in runs(rows)))
 
@@ -54,13 +57,24 @@ def table(rows: Sequence[Row], title: str) -> Table:
     return made
 
 
+def models_table(rows: Sequence[Row]) -> Table:
+    made = Table(title="Models", title_justify="left")
+    for heading in ("", "dialect", "", "first wrong", "not judged"):
+        made.add_column(heading)
+    for row in rows:
+        steps = ", ".join(dict.fromkeys(one.step for one in row.divergences if one.step))
+        state = VIOLATED if row.divergences else CONFORMS
+        made.add_row(Text(row.path), Text(row.dialect), sign(state), Text(steps), Text(row.left_out))
+    return made
+
+
 def sign(state: State) -> Text:
     return Text(SIGNS[state], style=STYLES[state])
 
 
 def divergences(row: Row) -> RenderableType:
     found = Text()
-    for rule, title, level, message, call in row.divergences:
+    for rule, title, level, message, call, _ in row.divergences:
         found.append(f"{row.path} breaks {rule} ({title}, {level}): ", style="bold red")
         found.append(f"{message}\n")
         found.append(f"  {call}\n", style="dim")

@@ -43,6 +43,9 @@ def rope(kind: str = "default", base: float = 10000.0, **more: Any) -> Config:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": base, **more}}
 
 
+LATE_PADDING = ("modernbert", "phi3")
+"""Dialects whose id of padding, where a config names none, is beyond the small vocabulary, so that transformers refuses
+to build the model."""
 GROUPED, WIDER, ALONE = heads(4, 2, 6), heads(6, 3, 8), heads(4, 1, 6)
 LLAMA3 = rope(
     "llama3", 500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
@@ -192,14 +195,24 @@ def list_configs(dialect: str) -> list[Config]:
     if record.config is None:
         return [dict(record.example.hyperparameters)]
     named = {"model_type": next(iter(record.config.families)), "architectures": [ARCHITECTURES[dialect]]}
+    named |= {"pad_token_id": 0} if dialect in LATE_PADDING else {}
     return [add_older_keys(with_defaults(record.config, named | config)) for config in CONFIGS[dialect]]
 
 
 def add_older_keys(config: Config) -> Config:
-    """Return the config with rope_theta and rope_scaling, where rope_parameters are those of all layers."""
+    """Return the config with the keys of older versions too, where rope_parameters are those of all layers."""
     parameters = config.get("rope_parameters")
     if not parameters or "rope_theta" not in parameters:
         return config
-    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    names = OLDER_NAMES.get(config["model_type"], OLDER_NAMES["llama"])
+    older = {name: parameters[key] for key, name in names.items() if key in parameters}
+    scaling = {key: value for key, value in parameters.items() if key not in names}
     plain = scaling == {"rope_type": "default"}
-    return config | {"rope_theta": parameters["rope_theta"], "rope_scaling": None if plain else scaling}
+    return config | older | {"rope_scaling": None if plain else scaling}
+
+
+OLDER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "llama": {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"},
+    "gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+}
+"""By model type, the keys under which older files have what rope_parameters hold beside the scaling; llama's else."""

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from conformance.bounds.rotary import pair_columns
 from conformance.cases.case import numpy_dtype
+from conformance.mistakes.rotary import kept_share
 from conformance.ports.computation import Step, copy_functions
 from conformance.ports.mistakes.mistake import StepChange, StepMistake, Topic, change_fields, replace_function
 from reference_numpy import blocks, materialize
 from reference_numpy.attention_steps import attention_scores, repeat_heads, softmax
 from reference_numpy.multi_head_attention import join_heads
 from specification.configuration import AttentionLayer
+from specification.frequencies import attention_factor
 from specification.masks import And, Causal, Dense, KeyPadding, Mask
 from specification.parameters import Linear
+from specification.rotary import LongRopeScaling, YarnScaling
 
 PARAMETERS, QUERY, MEMORY, MASK, DROPOUT, CONFIGURATION, LAYER, BIAS, ROTATION = range(9)
 """Positions of the arguments of `attend`."""
 DEFAULTS = (None, None, None, None, None, None, AttentionLayer(), None, None)
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 160000.0)
 """Of rotary embeddings: those of Llama 1 and 3, Qwen, Code Llama's neighbours, and ModernBERT."""
+INVERTED = "YaRN's ramp is inverted: it keeps slow pairs, not fast ones"
 TOPIC = Topic("attention", "MHA-1", ("attend",))
 Projections = Callable[[Any, int], Any]
 """From the parameters of an attention with every projection in one, and the number of heads, to others."""
@@ -246,6 +251,38 @@ def rotate_share(share: float) -> StepChange:
     return changed
 
 
+def invert_ramp(at_last_pair: bool) -> StepChange:
+    """YaRN divides the share of each frequency that it should keep, and keeps the other one.
+
+    Args:
+        at_last_pair: the ramp ends at the last pair at the latest.
+    """
+
+    def changed(step: Step) -> Step:
+        width = head_width(step)
+
+        def change(layer: AttentionLayer) -> AttentionLayer:
+            rotary = layer.rotary
+            if rotary is None or not isinstance(rotary.scaling, YarnScaling):
+                return layer
+            turned = rotary.width or width
+            call: Any = SimpleNamespace(width=turned, base=rotary.base, scaling=rotary.scaling)
+            plain = rotary.base ** (-np.arange(0, turned, 2) / turned)
+            share = 1 - kept_share(call, plain, turned // 2 - 1 if at_last_pair else None)
+            divisors = tuple((1 / (share + (1 - share) / rotary.scaling.factor)).tolist())
+            scaling = LongRopeScaling(
+                short_factors=divisors,
+                long_factors=divisors,
+                original_length=2,
+                attention_factor=attention_factor(rotary.scaling),
+            )
+            return replace(layer, rotary=replace(rotary, scaling=scaling))
+
+        return change_layer(change)(step)
+
+    return changed
+
+
 def turn_back(step: Step) -> Step:
     """Sine has the other sign."""
     rotation = complete(step).arguments[ROTATION]
@@ -460,6 +497,8 @@ MISTAKES = (
     entry("rotary-interleaved", "rotation pairs neighbours", change_rotary(pairing="interleaved"), "POS-3"),
     entry("rotary-not-scaled", "the scaling of rotary frequencies is ignored", change_rotary(scaling=None), "POS-4"),
     entry("rotary-no-factor", "the factor of sine and cosine is left out", drop_attention_factor, "POS-4"),
+    entry("yarn-inverted", INVERTED, invert_ramp(False), "POS-4"),
+    entry("yarn-inverted-early", f"{INVERTED}, and ends at the last pair at the latest", invert_ramp(True), "POS-4"),
     entry(
         "no-rotary",
         "queries and keys are not rotated",

@@ -333,6 +333,20 @@ def tie_output(computation: Computation) -> Computation:
     return computation.change(parameters=p._replace(output=p.output._replace(weight=p.decoder.embedding.tokens.T)))
 
 
+def cap_before_output(computation: Computation) -> Computation:
+    """What the output layer is given is capped, in place of the logits."""
+    cap = computation.configuration.output_softcap
+
+    def rewrite(step: Step) -> Step:
+        if step.kind == "squeeze":
+            return step._replace(function=lambda x, cap: x)
+        if step.kind == "linear" and step.name == "output" and cap is not None:
+            return step.argument(1, cap * np.tanh(step.arguments[1] / cap))
+        return step
+
+    return computation.rewrite(rewrite)
+
+
 EVERYWHERE: Scope = ()
 MISTAKES = (
     ModelMistake(
@@ -392,4 +406,7 @@ def list_mistakes_of_models(computation: Computation) -> Iterator[ModelMistake]:
     yield from MISTAKES
     yield from CACHED if computation.chunks else ()
     if isinstance(computation.parameters, LanguageModel | Transformer) and computation.parameters.output is not None:
+        if computation.configuration.output_softcap is not None:
+            says = "the softcap is applied to the output layer's input, not to the logits"
+            yield ModelMistake("output.softcap-early", "TRF-1", says, cap_before_output)
         yield ModelMistake("output.tied", "TRF-1", "the output layer is the token table", tie_output)

@@ -391,6 +391,11 @@ add("gemma2_torch", "softcap_after_mask", SELF_ATTENTION, "Scores are capped aft
     configs=(1,))
 add("gemma2_torch", "output_softcap_missing", "output", "Logits have no soft cap.",
     ("logits = torch.tanh(logits / self.softcap) * self.softcap", "pass"), configs=(0, 1))
+add("gemma2_torch", "output_softcap_early", "output", "The output layer's input is capped, and logits are not.",
+    ("logits = self.lm_head(self.norm(x))", "logits = self.norm(x)"),
+    ("logits = torch.tanh(logits / self.softcap) * self.softcap\n",
+     "logits = torch.tanh(logits / self.softcap) * self.softcap\n        logits = self.lm_head(logits)\n"),
+    configs=(0, 1))
 add("gemma2_torch", "scale_head_width", SELF_ATTENTION, "Scores are scaled by head_dim, not query_pre_attn_scalar.",
     ('config.get("query_pre_attn_scalar", 256) ** -0.5', "self.D**-0.5"))
 add("gemma2_torch", "post_norms_missing", SELF_ATTENTION, "The norm after the attention is left out.",
