@@ -194,7 +194,7 @@ def list_configs(dialect: str) -> list[Config]:
     record = DIALECTS[dialect]
     if record.config is None:
         return [dict(record.example.hyperparameters)]
-    named = {"model_type": next(iter(record.config.families)), "architectures": [ARCHITECTURES[dialect]]}
+    named: Config = {"model_type": next(iter(record.config.families)), "architectures": [ARCHITECTURES[dialect]]}
     named |= {"pad_token_id": 0} if dialect in LATE_PADDING else {}
     return [add_older_keys(with_defaults(record.config, named | config)) for config in CONFIGS[dialect]]
 

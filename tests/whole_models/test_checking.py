@@ -27,7 +27,8 @@ Build = Callable[..., Any]
 
 
 def judge(build: Build | str, dialect: str = "bert", **options: Any) -> ModelReport:
-    return conformance.check(build, "model", dialect=dialect, **{"effort": "quick", "seed": 1} | options)
+    given: Any = {"effort": "quick", "seed": 1} | options
+    return conformance.check(build, "model", dialect=dialect, **given)
 
 
 def fault(name: str) -> Any:
