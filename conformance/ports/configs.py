@@ -12,7 +12,14 @@ from conformance.ports.checkpoints import Config
 from specification.loading.config_file import with_defaults
 
 VOCABULARY = 37
-SIZES: Config = {"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2}
+SIZES: Config = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    # Ports compute so many rotary angles in advance; the longest sequence that is tried has 33 tokens.
+    "max_position_embeddings": 64,
+}
 ARCHITECTURES: Mapping[str, str] = {
     "bert": "BertModel",
     "distilbert": "DistilBertModel",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +72,18 @@ def looks_hidden(one: Observation, detail: DtypeOrShape) -> bool:
 def describe_refusal(one: Observation, changed: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """Say that a port cannot build a config, and how to declare that it need not."""
     options = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-    declared = " ".join(f"--set {key}={first[key]}" for key in changed if key in first)
-    advice = f"; if it is not meant to support this: {declared}" if declared else ""
+    declared = [format_setting(key, first[key]) for key in changed if key in first]
+    # Which of them stops the port is not known; to fix all of them would hide mistakes, such as an eps of its own.
+    which = "this" if len(declared) == 1 else "one of these, fix that alone"
+    advice = f"; if it is not meant to support {which}: {' '.join(declared)}" if declared else ""
     detail = one.answer.detail
     told = describe_detail(detail) if detail is not None else "gives no answer"
     return f"with {options} it {told}{advice}"
+
+
+def format_setting(key: str, value: Any) -> str:
+    """Write the option that fixes an entry of the config, so that a shell passes it whole."""
+    return f"--set {shlex.quote(f'{key}={value if isinstance(value, str) else json.dumps(value)}')}"
 
 
 def describe_gradients(worst: Finding, wrong: Sequence[str], count: int) -> str:

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 import conformance
+from conformance.ports.cases import Calls
+from conformance.ports.checkpoints import draw_checkpoint
+from conformance.ports.configs import list_configs
 from conformance.ports.report import ModelReport
 from conformance.reports.content import document
 from conformance.reports.junit import junit
@@ -187,7 +190,7 @@ BAD: dict[str, tuple[Build, str]] = {
     "dtype": (change_result(lambda x: x.astype(np.float16)), "float16"),
     "shape": (change_result(lambda x: x[:, :-1]), "shape"),
     "input": (change_input, "an input was changed by the call"),
-    "option": (refuses_options, "--set hidden_act=gelu"),
+    "option": (refuses_options, "one of these, fix that alone: --set hidden_act=gelu --set"),
     "called": (raises_when_called, "its function raised ValueError: no such shape"),
 }
 
@@ -222,6 +225,23 @@ def test_hidden_states_in_the_place_of_logits_are_told() -> None:
 def test_options_that_are_set_stay_so() -> None:
     report = judge(refuses_options, set={"hidden_act": "gelu"})
     assert report.conforms, report
+
+
+@pytest.mark.parametrize("text", ["attention_bias=False", "attention_bias=false"])
+def test_settings_may_be_written_as_in_python(text: str) -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        assert config["attention_bias"] is False
+        return llama_numpy.build(config, state_dict)
+
+    assert judge(build, "llama", set=text).conforms
+
+
+def test_every_rotary_config_says_the_longest_sequence() -> None:
+    for dialect in ("llama", "qwen3", "gemma3", "gpt_neox", "phi3", "olmo2", "modernbert"):
+        for config in list_configs(dialect):
+            checkpoint = draw_checkpoint(dialect, config, np.random.default_rng(0))
+            longest = Calls(checkpoint, (), np.random.default_rng(0)).longest
+            assert config["max_position_embeddings"] >= longest
 
 
 def test_a_port_in_a_process_of_its_own_may_end_it(tmp_path: Path) -> None:
