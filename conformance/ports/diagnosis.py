@@ -54,6 +54,7 @@ class PortCause:
             and after the blocks; empty where it cannot be told.
         mistakes: the known ones that explain it together, one in most cases; none where none does.
         observations: failing cases that it explains, the one that shows it best first.
+        failing: how many cases failed when it was looked for; with `step` not, where the whole pass is wrong.
         against: how many right answers speak against it. passing: of how many.
         alternatives: other mistakes that no case told apart from the first.
         narrow: the 16-bit dtype whose arithmetic would explain the errors, where no mistake does.
@@ -62,6 +63,7 @@ class PortCause:
     step: str
     mistakes: tuple[ModelMistake, ...]
     observations: tuple[Observation, ...]
+    failing: int = 0
     against: int = 0
     passing: int = 0
     alternatives: tuple[ModelMistake, ...] = ()
@@ -90,7 +92,7 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         remaining = [one for one in evidence if one.failed and not explains(found, one)]
         if not remaining:
             break
-        shown = choose_case(remaining)
+        shown, failing = choose_case(remaining), sum(one.failed for one in evidence)
         isolated = ask(list_isolated(shown.case.checkpoint, shown.case)) if shown.case.sublayer is None else []
         isolated = [one for one in isolated if one.has_numbers]
         first = first or isolated
@@ -105,7 +107,7 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
             causes = [one for one in causes if one.observations[0].case.sublayer is None]
             first_wrong = next(one for one in (*first, shown) if one.failed)
             wrong = wrong if causes else [first_wrong, *wrong]
-            causes.append(PortCause(find_place(wrong[0], shown, ask), (), tuple(remaining), narrow=narrow))
+            causes.append(PortCause(find_place(wrong[0], shown, ask), (), tuple(remaining), failing, narrow=narrow))
             break
         found = [*found, *chosen]
         explained = [one for one in remaining if explains(found, one)]
@@ -113,7 +115,7 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         against = sum(not explains(found, one) for one in passing)
         step = find_step(chosen, shown.case)
         shows = tuple(explained or wrong[:1])
-        causes.append(PortCause(step, tuple(chosen), shows, against, len(passing), tuple(rivals)))
+        causes.append(PortCause(step, tuple(chosen), shows, failing, against, len(passing), tuple(rivals)))
     return causes, first
 
 

@@ -16,10 +16,11 @@ from conformance.ports.cases import Calls
 from conformance.ports.checkpoints import draw_checkpoint
 from conformance.ports.configs import list_configs
 from conformance.ports.report import ModelReport
+from conformance.reports.blocks import rows
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.ports import model_content
+from conformance.reports.ports import describe_scope, model_content
 from conformance.selftest.ports import bert_numpy, gpt2_torch, llama_numpy
 from conformance.selftest.ports.faults import FAULTS
 from reference_numpy.models import MODELS
@@ -242,6 +243,53 @@ def test_every_rotary_config_says_the_longest_sequence() -> None:
             checkpoint = draw_checkpoint(dialect, config, np.random.default_rng(0))
             longest = Calls(checkpoint, (), np.random.default_rng(0)).longest
             assert config["max_position_embeddings"] >= longest
+
+
+@pytest.mark.parametrize(
+    ("scope", "words"),
+    [
+        ((), ""),
+        (("blocks.1.",), ", in blocks.1"),
+        (("decoder.blocks.0.", "decoder.blocks.1."), ", in blocks 0, 1"),
+        (("blocks.0.attention_norm", "blocks.1.attention_norm"), ", in the attention_norm of blocks 0, 1"),
+    ],
+)
+def test_a_scope_in_words(scope: tuple[str, ...], words: str) -> None:
+    assert describe_scope(scope) == words
+
+
+def test_causes_explain_at_most_the_cases_that_failed() -> None:
+    """The second cause is looked for among more cases than the first."""
+    from conformance.selftest.ports import gpt2_numpy
+
+    def build(config: Any, state_dict: Any) -> Any:  # always tied, and with one activation
+        tied = {name: array for name, array in state_dict.items() if name != "lm_head.weight"}
+        return gpt2_numpy.build(config | {"activation_function": "gelu_new", "tie_word_embeddings": True}, tied)
+
+    report = judge(build, "gpt2", effort="default")
+    causes = [violation.cause for violation in report.violations if violation.cause is not None]
+    assert len(causes) == 2
+    assert all(len(cause.observations) <= cause.failing for cause in causes)
+
+
+def test_a_failing_step_is_not_explained_beside_a_wrong_pass() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        return gpt2_torch.build(config | {"activation_function": "gelu"}, state_dict)
+
+    report = judge(build, "gpt2", arrays="torch", set={"activation_function": "gelu_new"})
+    assert {violation.rule for violation in report.violations} == {"FFN-1"}
+    assert "step fails in 4 cases" in report.left_out
+
+
+def test_numbers_without_a_known_mistake_are_shown_with_what_they_are_like() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        model = right(config, state_dict)
+        return lambda tokens, key_padding=None: model(tokens, key_padding).astype(np.float16).astype(np.float32)
+
+    content = model_content(judge(build))
+    shown = dict(rows(content["causes"][0]))
+    assert "no known mistake explains it" in shown["found"]
+    assert "arithmetic in float16" in shown["found"]
 
 
 def test_a_port_in_a_process_of_its_own_may_end_it(tmp_path: Path) -> None:
