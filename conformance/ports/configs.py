@@ -205,6 +205,8 @@ def list_configs(dialect: str) -> list[Config]:
 def add_older_keys(config: Config) -> Config:
     """Return the config with rope_theta and rope_scaling, where rope_parameters are those of all layers."""
     parameters = config.get("rope_parameters")
+    if not parameters and "rope_theta" in config:  # files say null where nothing is scaled
+        return {"rope_scaling": None} | config
     if not parameters or "rope_theta" not in parameters:
         return config
     scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}

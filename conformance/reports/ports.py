@@ -122,7 +122,11 @@ def describe_cause(cause: PortCause) -> str:
     where = f" (first wrong in {cause.step})" if cause.step else ""
     if not cause.mistakes:
         shown = cause.observations[0].finding
-        narrow = f"; errors are as large as those of arithmetic in {cause.narrow}" if cause.narrow else ""
+        narrow = (
+            f"; errors are roundings to 16 bits, as large as those of arithmetic in {cause.narrow}"
+            if cause.narrow
+            else ""
+        )
         return f"no known mistake explains it{where}{narrow}; {describe_finding(shown)}"
     told = "; and ".join(map(describe_mistake, cause.mistakes))
     rivals = [describe_mistake(one) for one in cause.alternatives[:2]]
@@ -223,7 +227,11 @@ def cause_content(violation: ModelViolation, content: Content) -> Content:
     if cause is not None and cause.mistakes:
         every = [mistake_content(one) for one in cause.mistakes]
         mistake = every[0] | {"says": "; and ".join(one["says"] for one in every)}
-        mistake |= {"explained": len(cause.observations), "failing": cause.failing, "passing": cause.passing - cause.against}
+        mistake |= {
+            "explained": len(cause.observations),
+            "failing": cause.failing,
+            "passing": cause.passing - cause.against,
+        }
         mistake["alternatives"] = [mistake_content(one) for one in cause.alternatives]
     numbers = violation.finding.kind == "value"
     return {

@@ -245,6 +245,11 @@ def test_every_rotary_config_says_the_longest_sequence() -> None:
             assert config["max_position_embeddings"] >= longest
 
 
+def test_a_config_without_scaling_says_so() -> None:
+    assert list_configs("llama")[0]["rope_scaling"] is None
+    assert list_configs("llama")[1]["rope_scaling"]["rope_type"] == "llama3"
+
+
 @pytest.mark.parametrize(
     ("scope", "words"),
     [

@@ -556,7 +556,12 @@ MISTAKES = (
             ("key-in-halves", "rotation pairs neighbours, and keys alone are in halves", None, halve_columns_once),
             ("query-in-pairs", "rotation pairs halves, and queries alone are put into pairs", pair_columns_once, None),
             ("key-in-pairs", "rotation pairs halves, and keys alone are put into pairs", None, pair_columns_once),
-            ("key-paired-as-one", "the columns of keys are put into pairs as those of one head", None, pair_as_one_head),
+            (
+                "key-paired-as-one",
+                "the columns of keys are put into pairs as those of one head",
+                None,
+                pair_as_one_head,
+            ),
             (
                 "key-paired-by-query-heads",
                 "the columns of keys are put into pairs as those of so many heads as queries have",
