@@ -230,6 +230,16 @@ def change_rotary(**fields: Any) -> StepChange:
     return change_layer(change)
 
 
+def take_frequencies_of_model(step: Step) -> Step:
+    """Frequencies are base ** (-2i / E), in place of -2i / D: those of another base."""
+    layer = complete(step).arguments[LAYER]
+    if layer.rotary is None:
+        return step
+    model_width = join_heads(step.arguments[PARAMETERS].query).weight.shape[0]
+    base = layer.rotary.base ** ((layer.rotary.width or head_width(step)) / model_width)
+    return change_rotary(base=float(base))(step)
+
+
 def rotate_share(share: float) -> StepChange:
     """That share of a head's columns turns."""
 
@@ -488,6 +498,7 @@ MISTAKES = (
         entry(f"rotary-base-{base:g}", f"the rotary base is {base:g}", change_rotary(base=base), "POS-3")
         for base in BASES
     ),
+    entry("rotary-model-width", "rotary frequencies are those of width E", take_frequencies_of_model, "POS-3"),
     entry("rotary-halves", "rotation pairs the two halves of a head", change_rotary(pairing="halves"), "POS-3"),
     entry("rotary-interleaved", "rotation pairs neighbours", change_rotary(pairing="interleaved"), "POS-3"),
     entry("rotary-not-scaled", "the scaling of rotary frequencies is ignored", change_rotary(scaling=None), "POS-4"),
