@@ -22,6 +22,7 @@ from conformance.ports.mistakes.catalogue import list_mistakes
 from conformance.ports.mistakes.mistake import ModelMistake
 from conformance.ports.noise import noise_bound
 from conformance.ports.observation import TWICE, Observation
+from specification.checkpoints import flatten
 
 Ask = Callable[[Sequence[ModelCase]], list[Observation]]
 
@@ -41,6 +42,7 @@ UNRELATED = 0.5
 """A correlation of two errors: of roundings it is near 0, of another formula near 1."""
 IMPOSSIBLE = (ValueError, TypeError, IndexError, AttributeError)
 """What the definition raises where a mistake leaves nothing that can be computed."""
+TINY = np.finfo(float).tiny
 CHANGED = 1e-9
 """Of a step's largest number: what a step differs by that a mistake changes. Rounding in float64 changes 1e-12."""
 
@@ -348,9 +350,27 @@ def find_cut(first: Observation, ask: Ask) -> str:
     if place + 1 >= len(norms):
         return "output" if norms else "embedding"
     if not after:  # a wrong last norm is a known mistake, nearly always
-        return "embedding"
+        return "output" if norms and is_output_wrong(case, norms[-1], cut, ask) else "embedding"
     following = name_sublayer(norms[place + 1], case)
     return following if "blocks." not in following else first_of_kind(following, case)
+
+
+def is_output_wrong(case: ModelCase, norm: str, cut: float, ask: Ask) -> bool:
+    """Whether the output layer is wrong after a norm without bias, which gives 0 where its weight is 0.
+
+    If the norm lets one column through, the logits are that column's weights times a number, whatever comes before.
+    """
+    places = flatten(case.checkpoint.places).get(f"{norm}.weight")
+    if places is None:
+        return False
+    weight = np.full(places.shape, cut)
+    weight[0] += 1
+    (answer,) = ask([replace(case, checkpoint=case.checkpoint.change({f"{norm}.weight": weight}))])
+    if not answer.failed or not answer.has_numbers:
+        return False
+    got, due = np.asarray(answer.answer.result).astype(float), answer.case.exact
+    factor = np.sum(got * due, axis=-1, keepdims=True) / np.maximum(np.sum(due**2, axis=-1, keepdims=True), TINY)
+    return not np.all(np.abs(got - factor * due) <= TWICE * answer.case.bound * np.maximum(np.abs(factor), 1))
 
 
 def is_norm(name: str) -> bool:

@@ -250,6 +250,16 @@ def test_a_config_without_scaling_says_so() -> None:
     assert list_configs("llama")[1]["rope_scaling"]["rope_type"] == "llama3"
 
 
+@pytest.mark.parametrize(("name", "step"), [("lm_head.weight", "output"), ("model.embed_tokens.weight", "embedding")])
+def test_an_output_layer_behind_a_norm_without_bias_is_told_from_the_embedding(name: str, step: str) -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        strange = np.sin(7 * state_dict[name]).astype(np.float32)
+        return llama_numpy.build(config, state_dict | {name: strange})
+
+    report = judge(build, "llama", set="tie_word_embeddings=false")
+    assert [(violation.step, violation.diagnosis) for violation in report.violations] == [(step, ())]
+
+
 @pytest.mark.parametrize(
     ("scope", "words"),
     [
