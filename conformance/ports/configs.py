@@ -12,7 +12,14 @@ from conformance.ports.checkpoints import Config
 from specification.loading.config_file import with_defaults
 
 VOCABULARY = 37
-SIZES: Config = {"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2}
+SIZES: Config = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    # Ports compute so many rotary angles in advance; the longest sequence that is tried has 33 tokens.
+    "max_position_embeddings": 64,
+}
 ARCHITECTURES: Mapping[str, str] = {
     "bert": "BertModel",
     "distilbert": "DistilBertModel",
@@ -202,6 +209,8 @@ def list_configs(dialect: str) -> list[Config]:
 def add_older_keys(config: Config) -> Config:
     """Return the config with the keys of older versions too, where rope_parameters are those of all layers."""
     parameters = config.get("rope_parameters")
+    if not parameters and "rope_theta" in config:  # files say null where nothing is scaled
+        return {"rope_scaling": None} | config
     if not parameters or "rope_theta" not in parameters:
         return config
     names = OLDER_NAMES.get(config["model_type"], OLDER_NAMES["llama"])

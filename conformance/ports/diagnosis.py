@@ -22,6 +22,7 @@ from conformance.ports.mistakes.catalogue import list_mistakes
 from conformance.ports.mistakes.mistake import ModelMistake
 from conformance.ports.noise import noise_bound
 from conformance.ports.observation import TWICE, Observation
+from specification.checkpoints import flatten
 
 Ask = Callable[[Sequence[ModelCase]], list[Observation]]
 
@@ -43,6 +44,7 @@ UNRELATED = 0.5
 """A correlation of two errors: of roundings it is near 0, of another formula near 1."""
 IMPOSSIBLE = (ValueError, TypeError, IndexError, AttributeError)
 """What the definition raises where a mistake leaves nothing that can be computed."""
+TINY = np.finfo(float).tiny
 CHANGED = 1e-9
 """Of a step's largest number: what a step differs by that a mistake changes. Rounding in float64 changes 1e-12."""
 
@@ -56,6 +58,7 @@ class PortCause:
             and after the blocks; empty where it cannot be told.
         mistakes: the known ones that explain it together, one in most cases; none where none does.
         observations: failing cases that it explains, the one that shows it best first.
+        failing: how many cases failed when it was looked for; with `step` not, where the whole pass is wrong.
         against: how many right answers speak against it. passing: of how many.
         alternatives: other mistakes that no case told apart from the first.
         narrow: the 16-bit dtype whose arithmetic would explain the errors, where no mistake does.
@@ -64,6 +67,7 @@ class PortCause:
     step: str
     mistakes: tuple[ModelMistake, ...]
     observations: tuple[Observation, ...]
+    failing: int = 0
     against: int = 0
     passing: int = 0
     alternatives: tuple[ModelMistake, ...] = ()
@@ -92,7 +96,7 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         remaining = [one for one in evidence if one.failed and not explains(found, one)]
         if not remaining:
             break
-        shown = choose_case(remaining)
+        shown, failing = choose_case(remaining), sum(one.failed for one in evidence)
         isolated = ask_alone(shown, ask) if shown.case.sublayer is None else []
         first = first or isolated
         evidence += isolated
@@ -107,7 +111,7 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
             causes = causes[: max(whole, default=-1) + 1]
             first_wrong = next(one for one in (*first, shown) if one.failed)
             wrong = wrong if causes else [first_wrong, *wrong]
-            causes.append(PortCause(find_place(wrong[0], shown, ask), (), tuple(remaining), narrow=narrow))
+            causes.append(PortCause(find_place(wrong[0], shown, ask), (), tuple(remaining), failing, narrow=narrow))
             break
         found = [*found, *chosen]
         explained = [one for one in remaining if explains(found, one)]
@@ -115,7 +119,7 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         against = sum(not explains(found, one) for one in passing)
         step = find_step(chosen, shown.case)
         shows = tuple(explained or wrong[:1])
-        causes.append(PortCause(step, tuple(chosen), shows, against, len(passing), tuple(rivals)))
+        causes.append(PortCause(step, tuple(chosen), shows, failing, against, len(passing), tuple(rivals)))
     return causes, first
 
 
@@ -371,9 +375,27 @@ def find_cut(first: Observation, ask: Ask) -> str:
     if place + 1 >= len(norms):
         return "output" if norms else "embedding"
     if not after:  # a wrong last norm is a known mistake, nearly always
-        return "embedding"
+        return "output" if norms and is_output_wrong(case, norms[-1], cut, ask) else "embedding"
     following = name_sublayer(norms[place + 1], case)
     return following if "blocks." not in following else first_of_kind(following, case)
+
+
+def is_output_wrong(case: ModelCase, norm: str, cut: float, ask: Ask) -> bool:
+    """Whether the output layer is wrong after a norm without bias, which gives 0 where its weight is 0.
+
+    If the norm lets one column through, the logits are that column's weights times a number, whatever comes before.
+    """
+    places = flatten(case.checkpoint.places).get(f"{norm}.weight")
+    if places is None:
+        return False
+    weight = np.full(places.shape, cut)
+    weight[0] += 1
+    (answer,) = ask([replace(case, checkpoint=case.checkpoint.change({f"{norm}.weight": weight}))])
+    if not answer.failed or not answer.has_numbers:
+        return False
+    got, due = np.asarray(answer.answer.result).astype(float), answer.case.exact
+    factor = np.sum(got * due, axis=-1, keepdims=True) / np.maximum(np.sum(due**2, axis=-1, keepdims=True), TINY)
+    return not np.all(np.abs(got - factor * due) <= TWICE * answer.case.bound * np.maximum(np.abs(factor), 1))
 
 
 def is_norm(name: str) -> bool:

@@ -17,11 +17,17 @@ def dialect_names() -> Iterable[str]:
 
 
 def read_settings(given: Any) -> dict[str, Any]:
-    """Read "hidden_act=relu,num_hidden_layers=3": values are JSON where they can be read so, and else text."""
+    """Read "hidden_act=relu,num_hidden_layers=3": values are JSON or Python's None, True and False, and else text."""
     return {name: read_json(value) for name, value in read_pairs("set", given).items()}
 
 
+PYTHON_CONSTANTS = {"None": None, "True": True, "False": False}
+"""Read as text they would be true, and a model with `attention_bias="False"` has biases."""
+
+
 def read_json(value: Any) -> Any:
+    if isinstance(value, str) and value in PYTHON_CONSTANTS:
+        return PYTHON_CONSTANTS[value]
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -71,8 +71,8 @@ def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]
         ("when", causes.describe_condition(cause["condition"])),
         ("found by", f"{violation['rule']} {violation['probe']}"),
         *numbers,
-        # Beside numbers there may be a message of its own.
-        ("found", violation["message"] if violation["dtype"] is None else None),
+        # Beside numbers there may be a message of its own; of a port it says so where no known mistake explains them.
+        ("found", violation["message"] if violation["dtype"] is None or is_unexplained(cause) else None),
         ("pattern", None if cause["mistake"] else causes.describe_pattern(cause["pattern"])),
         ("arrays", violation["called_with"]),
         ("raised at", violation["raised_at"]),
@@ -85,6 +85,11 @@ def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]
         ("replay", violation["replay_command"]),
     ]
     return [(label, text) for label, text in facts if text is not None]
+
+
+def is_unexplained(cause: Content) -> bool:
+    """Whether it is a port's, and no known mistake explains its numbers."""
+    return "step" in cause["violation"] and cause["mistake"] is None
 
 
 def worst_line(worst: Content, violation: Content) -> str:

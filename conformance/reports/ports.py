@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +72,18 @@ def looks_hidden(one: Observation, detail: DtypeOrShape) -> bool:
 def describe_refusal(one: Observation, changed: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """Say that a port cannot build a config, and how to declare that it need not."""
     options = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-    declared = " ".join(f"--set {key}={first[key]}" for key in changed if key in first)
-    advice = f"; if it is not meant to support this: {declared}" if declared else ""
+    declared = [format_setting(key, first[key]) for key in changed if key in first]
+    # Which of them stops the port is not known; to fix all of them would hide mistakes, such as an eps of its own.
+    which = "this" if len(declared) == 1 else "one of these, fix that alone"
+    advice = f"; if it is not meant to support {which}: {' '.join(declared)}" if declared else ""
     detail = one.answer.detail
     told = describe_detail(detail) if detail is not None else "gives no answer"
     return f"with {options} it {told}{advice}"
+
+
+def format_setting(key: str, value: Any) -> str:
+    """Write the option that fixes an entry of the config, so that a shell passes it whole."""
+    return f"--set {shlex.quote(f'{key}={value if isinstance(value, str) else json.dumps(value)}')}"
 
 
 def describe_gradients(worst: Finding, wrong: Sequence[str], count: int) -> str:
@@ -98,26 +107,32 @@ def describe_mistake(mistake: ModelMistake) -> str:
 
 
 def describe_scope(scope: Sequence[str]) -> str:
-    """Say where a mistake is made, such as " in block 1"; nothing for everywhere."""
+    """Say where a mistake is made, such as " in blocks 0, 1"; nothing for everywhere."""
     if not scope:
         return ""
     if len(scope) > 1:
-        return f", in blocks {', '.join(part.rstrip('.').rpartition('.')[2] for part in scope)}"
+        places = [part.rstrip(".").rpartition("blocks.")[2].partition(".") for part in scope]
+        part = places[0][2]  # a scope of several names has the same part of each block, or whole blocks
+        return f", in {f'the {part} of ' * bool(part)}blocks {', '.join(block for block, _, _ in places)}"
     return f", in {scope[0].rstrip('.')}"
 
 
-def describe_cause(cause: PortCause, failing: int) -> str:
+def describe_cause(cause: PortCause) -> str:
     """Say what is wrong, where, how much it explains, and what else it could be."""
     where = f" (first wrong in {cause.step})" if cause.step else ""
     if not cause.mistakes:
         shown = cause.observations[0].finding
-        narrow = f"; errors are as large as those of arithmetic in {cause.narrow}" if cause.narrow else ""
+        narrow = (
+            f"; errors are roundings to 16 bits, as large as those of arithmetic in {cause.narrow}"
+            if cause.narrow
+            else ""
+        )
         return f"no known mistake explains it{where}{narrow}; {describe_finding(shown)}"
     told = "; and ".join(map(describe_mistake, cause.mistakes))
     rivals = [describe_mistake(one) for one in cause.alternatives[:2]]
     other = f"; or {'; or '.join(rivals)}" if rivals else ""
     against = f", {cause.against} speak against it" if cause.against else ""
-    return f"{told}{other}{where}; explains {len(cause.observations)} of {failing} failing cases{against}"
+    return f"{told}{other}{where}; explains {len(cause.observations)} of {cause.failing} failing cases{against}"
 
 
 def describe_verdict(report: ModelReport) -> str:
@@ -143,9 +158,7 @@ def model_content(report: ModelReport) -> Content:
     broken = {violation.rule: violation.level for violation in report.violations}
     listed = [rule for rule in EVERY_RULE if rule in {*report.rules, *broken}]
     violations = [violation_content(one, place) for place, one in enumerate(report.violations)]
-    causes = [
-        cause_content(one, content, report.failed) for one, content in zip(report.violations, violations, strict=True)
-    ]
+    causes = [cause_content(one, content) for one, content in zip(report.violations, violations, strict=True)]
     target = report.target
     return {
         "name": clean_text(target.title),
@@ -208,13 +221,17 @@ def violation_content(violation: ModelViolation, cause: int) -> Content:
     }
 
 
-def cause_content(violation: ModelViolation, content: Content, failed: int) -> Content:
-    """Return the cause of a violation. failed: how many cases failed in all."""
+def cause_content(violation: ModelViolation, content: Content) -> Content:
+    """Return the cause of a violation."""
     cause, mistake = violation.cause, None
     if cause is not None and cause.mistakes:
         every = [mistake_content(one) for one in cause.mistakes]
         mistake = every[0] | {"says": "; and ".join(one["says"] for one in every)}
-        mistake |= {"explained": len(cause.observations), "failing": failed, "passing": cause.passing - cause.against}
+        mistake |= {
+            "explained": len(cause.observations),
+            "failing": cause.failing,
+            "passing": cause.passing - cause.against,
+        }
         mistake["alternatives"] = [mistake_content(one) for one in cause.alternatives]
     numbers = violation.finding.kind == "value"
     return {

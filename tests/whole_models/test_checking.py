@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 import conformance
+from conformance.ports.cases import Calls
+from conformance.ports.checkpoints import draw_checkpoint
+from conformance.ports.configs import list_configs
 from conformance.ports.report import ModelReport
+from conformance.reports.blocks import rows
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.ports import model_content
+from conformance.reports.ports import describe_scope, model_content
 from conformance.selftest.ports import bert_numpy, gpt2_torch, llama_numpy
 from conformance.selftest.ports.faults import FAULTS
 from reference_numpy.models import MODELS
@@ -188,7 +192,7 @@ BAD: dict[str, tuple[Build, str]] = {
     "dtype": (change_result(lambda x: x.astype(np.float16)), "float16"),
     "shape": (change_result(lambda x: x[:, :-1]), "shape"),
     "input": (change_input, "an input was changed by the call"),
-    "option": (refuses_options, "--set hidden_act=gelu"),
+    "option": (refuses_options, "one of these, fix that alone: --set hidden_act=gelu --set"),
     "called": (raises_when_called, "its function raised ValueError: no such shape"),
 }
 
@@ -223,6 +227,85 @@ def test_hidden_states_in_the_place_of_logits_are_told() -> None:
 def test_options_that_are_set_stay_so() -> None:
     report = judge(refuses_options, set={"hidden_act": "gelu"})
     assert report.conforms, report
+
+
+@pytest.mark.parametrize("text", ["attention_bias=False", "attention_bias=false"])
+def test_settings_may_be_written_as_in_python(text: str) -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        assert config["attention_bias"] is False
+        return llama_numpy.build(config, state_dict)
+
+    assert judge(build, "llama", set=text).conforms
+
+
+def test_every_rotary_config_says_the_longest_sequence() -> None:
+    for dialect in ("llama", "qwen3", "gemma3", "gpt_neox", "phi3", "olmo2", "modernbert"):
+        for config in list_configs(dialect):
+            checkpoint = draw_checkpoint(dialect, config, np.random.default_rng(0))
+            longest = Calls(checkpoint, (), np.random.default_rng(0)).longest
+            assert config["max_position_embeddings"] >= longest
+
+
+def test_a_config_without_scaling_says_so() -> None:
+    assert list_configs("llama")[0]["rope_scaling"] is None
+    assert list_configs("llama")[1]["rope_scaling"]["rope_type"] == "llama3"
+
+
+@pytest.mark.parametrize(("name", "step"), [("lm_head.weight", "output"), ("model.embed_tokens.weight", "embedding")])
+def test_an_output_layer_behind_a_norm_without_bias_is_told_from_the_embedding(name: str, step: str) -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        strange = np.sin(7 * state_dict[name]).astype(np.float32)
+        return llama_numpy.build(config, state_dict | {name: strange})
+
+    report = judge(build, "llama", set="tie_word_embeddings=false")
+    assert [(violation.step, violation.diagnosis) for violation in report.violations] == [(step, ())]
+
+
+@pytest.mark.parametrize(
+    ("scope", "words"),
+    [
+        ((), ""),
+        (("blocks.1.",), ", in blocks.1"),
+        (("decoder.blocks.0.", "decoder.blocks.1."), ", in blocks 0, 1"),
+        (("blocks.0.attention_norm", "blocks.1.attention_norm"), ", in the attention_norm of blocks 0, 1"),
+    ],
+)
+def test_a_scope_in_words(scope: tuple[str, ...], words: str) -> None:
+    assert describe_scope(scope) == words
+
+
+def test_causes_explain_at_most_the_cases_that_failed() -> None:
+    """The second cause is looked for among more cases than the first."""
+    from conformance.selftest.ports import gpt2_numpy
+
+    def build(config: Any, state_dict: Any) -> Any:  # always tied, and with one activation
+        tied = {name: array for name, array in state_dict.items() if name != "lm_head.weight"}
+        return gpt2_numpy.build(config | {"activation_function": "gelu_new", "tie_word_embeddings": True}, tied)
+
+    report = judge(build, "gpt2", effort="default")
+    causes = [violation.cause for violation in report.violations if violation.cause is not None]
+    assert len(causes) == 2
+    assert all(len(cause.observations) <= cause.failing for cause in causes)
+
+
+def test_a_failing_step_is_not_explained_beside_a_wrong_pass() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        return gpt2_torch.build(config | {"activation_function": "gelu"}, state_dict)
+
+    report = judge(build, "gpt2", arrays="torch", set={"activation_function": "gelu_new"})
+    assert {violation.rule for violation in report.violations} == {"FFN-1"}
+    assert "step fails in 4 cases" in report.left_out
+
+
+def test_numbers_without_a_known_mistake_are_shown_with_what_they_are_like() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        model = right(config, state_dict)
+        return lambda tokens, key_padding=None: model(tokens, key_padding).astype(np.float16).astype(np.float32)
+
+    content = model_content(judge(build))
+    shown = dict(rows(content["causes"][0]))
+    assert "no known mistake explains it" in shown["found"]
+    assert "arithmetic in float16" in shown["found"]
 
 
 def test_a_port_in_a_process_of_its_own_may_end_it(tmp_path: Path) -> None:

@@ -43,13 +43,16 @@ PLANTED = {
     "gpt2": ("attention.not-causal", "attention.fused-by-head", "norm.last-left-out", "residual.left-out",
              "attention.heads-interleaved", "network.quick-gelu"),
     "llama": ("attention.rotary-interleaved", "attention.heads-tiled", "attention.rotary-base-500000",
-              "network.gate-swapped", "attention.rotary-mixed", "norm.rms-norm-plus-one"),
+              "network.gate-swapped", "attention.rotary-mixed", "norm.rms-norm-plus-one",
+              "attention.key-in-halves", "attention.columns-halved-for-pairs", "attention.key-paired-as-one",
+              "attention.rotary-model-width"),
     "gemma2": ("norm.weight-itself", "embedding.scale", "attention.no-window", "layers.shifted",
                "norm.swapped-self-attention-norm-self-attention-output-norm"),
     "gpt_neox": ("order.pre", "attention.rotary-whole"),
     "t5": ("relative.one-sided", "padding.memory-ignored", "output.not-scaled"),
     "vit": ("class-token.last", "patches.channel-last"),
 }  # fmt: skip
+NOTHING = ModelMistake("nothing", "TRF-1", "nothing is wrong", lambda computation: computation)
 PAIRS = [(dialect, name) for dialect, names in PLANTED.items() for name in names]
 
 
@@ -63,6 +66,21 @@ def test_a_planted_mistake_is_named(dialect: str, name: str) -> None:
     assert [one.id for one in causes[0].mistakes] == [name]
     assert len(causes) == 1
     assert causes[0].against == 0
+
+
+@pytest.mark.parametrize("name", ["cache.mask-from-first", "cache.mask-padded-behind", "cache.not-causal"])
+def test_a_wrong_mask_beside_a_cache_is_named(name: str) -> None:
+    """The whole pass is right, and so is token by token in some of them."""
+    checkpoint = draw_checkpoint("gpt2", list_configs("gpt2")[0], np.random.default_rng(0))
+    cases = [*Calls(checkpoint, None, np.random.default_rng(1)).list_cases(step=True)]
+    mistake = next(one for one in list_mistakes(cases[-1].computation) if one.id == name)
+    found = [
+        observation
+        for case in cases
+        for observation in (observe(mistake, [case]) if case.call.chunks else observe(NOTHING, [case]))
+    ]
+    causes, _ = find_causes(found, lambda more: observe(mistake, more))
+    assert [one.id for cause in causes for one in cause.mistakes] == [name]
 
 
 @pytest.mark.parametrize("dialect", ["bert", pytest.param("gpt2", marks=pytest.mark.slow)])

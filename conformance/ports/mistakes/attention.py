@@ -32,6 +32,8 @@ INVERTED = "YaRN's ramp is inverted: it keeps slow pairs, not fast ones"
 TOPIC = Topic("attention", "MHA-1", ("attend",))
 Projections = Callable[[Any, int], Any]
 """From the parameters of an attention with every projection in one, and the number of heads, to others."""
+Order = Callable[[int, int, int], np.ndarray]
+"""From the number of columns, of the heads in them and of the heads of queries, to the order of columns."""
 
 
 def complete(step: Step) -> Step:
@@ -241,6 +243,16 @@ def change_rotary(**fields: Any) -> StepChange:
     return change_layer(change)
 
 
+def take_frequencies_of_model(step: Step) -> Step:
+    """Frequencies are base ** (-2i / E), in place of -2i / D: those of another base."""
+    layer = complete(step).arguments[LAYER]
+    if layer.rotary is None:
+        return step
+    model_width = join_heads(step.arguments[PARAMETERS].query).weight.shape[0]
+    base = layer.rotary.base ** ((layer.rotary.width or head_width(step)) / model_width)
+    return change_rotary(base=float(base))(step)
+
+
 def rotate_share(share: float) -> StepChange:
     """That share of a head's columns turns."""
 
@@ -398,16 +410,54 @@ def interleave_throughout(p: Any, heads: int) -> Any:
     return merge_otherwise(interleave_heads(p, heads), heads)
 
 
-def pair_otherwise(p: Any, heads: int) -> Any:
-    """The columns of queries and keys are put from halves into pairs, as only checkpoints of other kinds need."""
-    width = p.query.weight.shape[1] // heads
-    within = np.arange(width).reshape(2, -1).T.ravel()
+def order_pairs(columns: int, heads: int) -> np.ndarray:
+    """The order that puts the columns of heads from halves into pairs, as Meta's Llama has them."""
+    return np.arange(columns).reshape(heads, 2, -1).transpose(0, 2, 1).ravel()
 
-    def order(count: int) -> Any:
-        return (np.arange(count)[:, None] * width + within).ravel()
 
-    key = take_columns(p.key, order(count_key_heads(p, heads)))
-    return p._replace(query=take_columns(p.query, order(heads)), key=key)
+def order_halves(columns: int, heads: int) -> np.ndarray:
+    """The order that puts the columns of heads from pairs into halves, as checkpoints of Hugging Face have them."""
+    return np.arange(columns).reshape(heads, -1, 2).transpose(0, 2, 1).ravel()
+
+
+def permute_columns(query: Order | None, key: Order | None) -> Projections:
+    """The columns of queries and keys have another order.
+
+    Each order is a function from the number of columns, the heads in them and the heads of queries. A port whose
+    rotation pairs neighbours computes what one computes that pairs halves, with columns that are put from pairs into
+    halves. So every mistake is written here for the definition's own rotation.
+    """
+
+    def change(p: Any, heads: int) -> Any:
+        orders = {"query": (query, heads), "key": (key, count_key_heads(p, heads))}
+        changed = {}
+        for name, (order, own) in orders.items():
+            linear = getattr(p, name)
+            if order is not None:
+                changed[name] = take_columns(linear, order(linear.weight.shape[1], own, heads))
+        return p._replace(**changed)
+
+    return change
+
+
+def pair_columns_once(columns: int, own: int, _: int) -> np.ndarray:
+    return order_pairs(columns, own)
+
+
+def halve_columns_once(columns: int, own: int, _: int) -> np.ndarray:
+    return order_halves(columns, own)
+
+
+def halve_columns_twice(columns: int, own: int, _: int) -> np.ndarray:
+    return order_halves(columns, own)[order_halves(columns, own)]
+
+
+def pair_as_one_head(columns: int, own: int, _: int) -> np.ndarray:
+    return order_pairs(columns, 1)[order_halves(columns, own)]
+
+
+def pair_by_query_heads(columns: int, own: int, heads: int) -> np.ndarray:
+    return order_pairs(columns, heads)[order_halves(columns, own)]
 
 
 def attend_to_itself(step: Step) -> Step:
@@ -493,6 +543,7 @@ MISTAKES = (
         entry(f"rotary-base-{base:g}", f"the rotary base is {base:g}", change_rotary(base=base), "POS-3")
         for base in BASES
     ),
+    entry("rotary-model-width", "rotary frequencies are those of width E", take_frequencies_of_model, "POS-3"),
     entry("rotary-halves", "rotation pairs the two halves of a head", change_rotary(pairing="halves"), "POS-3"),
     entry("rotary-interleaved", "rotation pairs neighbours", change_rotary(pairing="interleaved"), "POS-3"),
     entry("rotary-not-scaled", "the scaling of rotary frequencies is ignored", change_rotary(scaling=None), "POS-4"),
@@ -539,7 +590,45 @@ MISTAKES = (
     project("keys-are-queries", "keys are the queries", permute_projections("query", "query", "value")),
     project("heads-tiled", "query head h reads key head h % G", tile_heads, "ATT-7"),
     project("heads-merged", "the results of heads are joined as [D, H]", merge_otherwise),
-    project("columns-paired", "the columns of queries and keys are put into another order", pair_otherwise, "POS-3"),
+    *(
+        project(name, says, permute_columns(query, key), "POS-3")
+        for name, says, query, key in (
+            (
+                "columns-paired",
+                "the columns of queries and keys are put from halves into pairs, and rotation pairs halves",
+                pair_columns_once,
+                pair_columns_once,
+            ),
+            (
+                "columns-halved",
+                "the columns of queries and keys are put from pairs into halves, and are in halves already",
+                halve_columns_once,
+                halve_columns_once,
+            ),
+            (
+                "columns-halved-for-pairs",
+                "the columns of queries and keys are put from pairs into halves, where rotation pairs neighbours",
+                halve_columns_twice,
+                halve_columns_twice,
+            ),
+            ("query-in-halves", "rotation pairs neighbours, and queries alone are in halves", halve_columns_once, None),
+            ("key-in-halves", "rotation pairs neighbours, and keys alone are in halves", None, halve_columns_once),
+            ("query-in-pairs", "rotation pairs halves, and queries alone are put into pairs", pair_columns_once, None),
+            ("key-in-pairs", "rotation pairs halves, and keys alone are put into pairs", None, pair_columns_once),
+            (
+                "key-paired-as-one",
+                "the columns of keys are put into pairs as those of one head",
+                None,
+                pair_as_one_head,
+            ),
+            (
+                "key-paired-by-query-heads",
+                "the columns of keys are put into pairs as those of so many heads as queries have",
+                None,
+                pair_by_query_heads,
+            ),
+        )
+    ),
     project("no-biases", "the biases of query, key and value are left out", drop_biases(*ALL[:3])),
     project("no-bias-at-all", "all biases of the attention are left out", drop_biases(*ALL)),
     *(project(f"no-{name}-bias", f"the bias of the {name} projection is left out", drop_biases(name)) for name in ALL),

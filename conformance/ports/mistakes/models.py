@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.ports.computation import Computation, Step
-from conformance.ports.mistakes.attention import ROTATION, complete
+from conformance.ports.mistakes.attention import MASK, ROTATION, complete, map_masks
 from conformance.ports.mistakes.mistake import (
     ModelMistake,
     Scope,
@@ -19,7 +19,7 @@ from conformance.ports.mistakes.mistake import (
     replace_stack,
 )
 from specification.configuration import CHOICES
-from specification.masks import Dense
+from specification.masks import Causal, Dense
 from specification.parameters import LanguageModel, Transformer, mapped
 
 ORDERS = {
@@ -260,17 +260,69 @@ def forget_cache(computation: Computation) -> Computation:
     def rewrite(step: Step) -> Step:
         if step.kind != "attend" or not len(part):
             return step
-        mask = step.arguments[3]
+        mask = step.arguments[MASK]
         same = Dense(part[:, None] == part[None, :])
-        return step.argument(3, same if mask is None else mask & same)
+        return step.argument(MASK, same if mask is None else mask & same)
 
     return computation.rewrite(rewrite)
+
+
+VisibleKeys = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""From the positions of tokens [T, 1] and keys [1, T], where the part of each token begins [T, 1], and where it ends,
+to the keys that each token sees [T, T]."""
+
+
+def mask_parts(see: VisibleKeys) -> Callable[[Computation], Computation]:
+    """The causal mask of a part with a cache before it is another."""
+
+    def change(computation: Computation) -> Computation:
+        lengths = np.array(computation.chunks, int)
+        ends = np.repeat(np.cumsum(lengths), lengths)[:, None]
+        starts = ends - np.repeat(lengths, lengths)[:, None]
+        token, key = np.arange(len(ends))[:, None], np.arange(len(ends))[None, :]
+        seen = Dense(see(token, key, starts, ends) & (key < ends))
+
+        def rewrite(step: Step) -> Step:
+            if step.kind != "attend" or not len(ends):
+                return step
+            return step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: seen))
+
+        return computation.rewrite(rewrite)
+
+    return change
+
+
+def see_from_first(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    return key <= token - start
+
+
+def see_padded(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    return (key <= token - start) | (key >= end - start)
+
+
+def see_whole_part(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    return (key <= token) | (start > 0)
 
 
 CACHED = (
     ModelMistake("cache.positions-restart", "GEN-1", "with a cache, positions begin at 0 again", restart_positions(0)),
     ModelMistake("cache.positions-late", "GEN-1", "with a cache, positions are one too small", restart_positions(1)),
     ModelMistake("cache.not-read", "GEN-1", "what the cache holds is not attended to", forget_cache),
+    ModelMistake(
+        "cache.mask-from-first",
+        "GEN-1",
+        "with a cache, the causal mask begins at the first key, in place of the part's",
+        mask_parts(see_from_first),
+    ),
+    ModelMistake(
+        "cache.mask-padded-behind",
+        "GEN-1",
+        "with a cache, the part's causal mask stands at the first keys, and all keys after it are visible",
+        mask_parts(see_padded),
+    ),
+    ModelMistake(
+        "cache.not-causal", "GEN-1", "with a cache, later tokens of a part are visible", mask_parts(see_whole_part)
+    ),
 )
 
 
