@@ -86,11 +86,18 @@ def run(
             from conformance.peers.matrix import matrix
             from conformance.peers.rows import rows_of
             from conformance.peers.terminal import render_rows
+            from conformance.ports.report import ModelReport
+            from conformance.reports.ports import model_content
 
             with bar("loading the peers", None, errors) as advance:
                 reports = matrix(effort, first, say=lambda line: console.print(Text(line)), progress=advance)
             console.print(render_rows(rows_of(reports)))
-            of_peers = [checked_content(report, None, peer=True) for report in reports]
+            of_peers = [
+                model_content(report) | {"peer": True}
+                if isinstance(report, ModelReport)
+                else checked_content(report, None, peer=True)
+                for report in reports
+            ]
     told |= {"cases": examples, "seconds": time.monotonic() - start, "error": stopped[0] if stopped else None}
     untried = "" if runs == repeat else f"{runs} of {repeat} runs ended"
     judged = names if runs else []

@@ -55,10 +55,10 @@ of the libraries and without the judge.
 """
 
 MODELS_PREFACE = """\
-Whole models, judged as [ports](judge-a-model.md) of a dialect: on small random checkpoints of small configs, of which "config"
-says what the model cannot have otherwise. A row "as BERT" or "as GPT-2" is no model of the library's, but its layers
-put together as that model. A model of another library has its entries by the library's own converter, where there is
-one. The first wrong sublayer is found by models in which one sublayer alone does anything."""
+Whole models, judged as [ports](judge-a-model.md) of a dialect: on small random checkpoints of small configs, of which
+"config" says what the model cannot have otherwise. A row "as BERT" or "as GPT-2" is no model of the library's, but its
+layers put together as that model. A model of another library has its entries by the library's own converter, where
+there is one. The first wrong sublayer is found by models in which one sublayer alone does anything."""
 
 
 def format_page(rows: Sequence[Row]) -> str:
