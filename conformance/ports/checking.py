@@ -21,7 +21,7 @@ from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
 from conformance.ports.configs import list_configs
 from conformance.ports.diagnosis import find_causes, name_sublayer, shorten
 from conformance.ports.folder import read_folder, shrink_config
-from conformance.ports.gradients import compare_gradients, make_gradient_case
+from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
 from conformance.ports.observation import Observation
 from conformance.ports.report import ModelReport, ModelViolation, SublayerError
 from conformance.ports.subject import TIME_LIMIT, Answer, Call, PortRunner, Reply, Request, Traits
@@ -212,6 +212,9 @@ class PortCheck:
 
     def judge_gradients(self, plain: ModelCase, generator: np.random.Generator) -> None:
         """Ask for the gradients of a case; the worst entry is a violation where it is beyond its bound."""
+        if type(plain.checkpoint.places) not in FUNCTIONS:
+            self.left_out.append("gradients are not judged: the definition has none of a single attention")
+            return
         case = make_gradient_case(plain, generator)
         (observation,) = self.ask([case])
         findings = compare_gradients(case, observation.answer)
