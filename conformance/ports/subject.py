@@ -358,14 +358,18 @@ def decode(step: Callable[..., Any], call: Call, dtype: str) -> np.ndarray:
         returned = step(to_framework(call.inputs[0][:, start : start + length], dtype), cache)
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise TypeError(f"step must return logits and a cache, got {describe_kind(returned)}")
-        logits, cache = returned
-        results.append(np.asarray(Loaded.framework.numpy(logits)))
+        result, cache = read_result(returned[0]), returned[1]
+        if isinstance(result, Answer):
+            return result
+        results.append(result)
         start += length
     return np.concatenate(results, axis=1)
 
 
 def read_result(result: Any) -> np.ndarray | Answer:
     framework = Loaded.framework
+    if isinstance(result, Answer):  # of a step
+        return result
     if isinstance(result, np.ndarray):
         return result.copy()
     if not isinstance(result, framework.kind):
