@@ -331,6 +331,7 @@ def test_a_port_in_a_process_of_its_own_may_end_it(tmp_path: Path) -> None:
         ({"dialect": "bart"}, "did you mean"),
         ({"checkpoint": "nowhere"}, "must be a folder"),
         ({"set": {"hidden_act": "mish"}}, "mish"),
+        ({"set": {"hidden_actt": "gelu"}}, "did you mean hidden_act"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
