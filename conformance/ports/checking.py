@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import secrets
 import time
 from collections import defaultdict
@@ -21,7 +22,7 @@ from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
 from conformance.ports.configs import list_configs
 from conformance.ports.diagnosis import find_causes, name_sublayer, shorten
 from conformance.ports.folder import read_folder, shrink_config
-from conformance.ports.gradients import compare_gradients, make_gradient_case
+from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
 from conformance.ports.observation import Observation
 from conformance.ports.report import ModelReport, ModelViolation, SublayerError
 from conformance.ports.subject import TIME_LIMIT, Answer, Call, PortRunner, Reply, Request, Traits
@@ -91,10 +92,21 @@ def check_port(
 def list_small_configs(
     dialect: str, effort: str, settings: Mapping[str, Any], checkpoint: str | Path | None
 ) -> list[Config]:
-    """Return the configs of which checkpoints are drawn; with a folder, one that has its options."""
-    if checkpoint is not None:
-        return [shrink_config(dialect, checkpoint) | dict(settings)]
-    configs = [config | dict(settings) for config in list_configs(dialect)]
+    """Return the configs of which checkpoints are drawn; with a folder, one that has its options.
+
+    Raises:
+        ValueError: an entry is set that no config of the dialect has.
+    """
+    small = [shrink_config(dialect, checkpoint)] if checkpoint is not None else list_configs(dialect)
+    record = DIALECTS[dialect]
+    known = {key for config in (*small, *list_configs(dialect)) for key in config}
+    known |= {*record.described.hyperparameters, *record.example_sizes} if record.config is None else set()
+    for key in settings:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"set: no config of {dialect} has the entry {key}{hint}")
+    configs = [config | dict(settings) for config in small]
     distinct = [config for number, config in enumerate(configs) if config not in configs[:number]]
     return distinct[:2] if effort == "quick" else distinct
 
@@ -212,6 +224,9 @@ class PortCheck:
 
     def judge_gradients(self, plain: ModelCase, generator: np.random.Generator) -> None:
         """Ask for the gradients of a case; the worst entry is a violation where it is beyond its bound."""
+        if type(plain.checkpoint.places) not in FUNCTIONS:
+            self.left_out.append("gradients are not judged: the definition has none of a single attention")
+            return
         case = make_gradient_case(plain, generator)
         (observation,) = self.ask([case])
         findings = compare_gradients(case, observation.answer)

@@ -45,7 +45,9 @@ from specification.masks import Mask
 from specification.parameters import FeedForward, GatedFeedForward, Linear
 from specification.rotary import Scaling
 
-TRANSFORMER = importlib.import_module("reference_numpy.transformer")  # the package has a function of that name
+# The package has functions of these names.
+MULTI_HEAD_ATTENTION = importlib.import_module("reference_numpy.multi_head_attention")
+TRANSFORMER = importlib.import_module("reference_numpy.transformer")
 RUNS = 48
 """Of the noisy definition. More runs lower the quantile slowly: for 30,000 elements it is 15 at 32, 12 at 48 and 9.8 at
 96."""
@@ -58,6 +60,8 @@ OPERATIONS = (
     *("feed_forward", "gated_feed_forward", "add", "shrink", "squeeze", "log_softmax"),
 )
 """The definition's functions in whose place those of `Noise` stand."""
+COMPOUND = ("attend", "transform", "normalize", "pool", "multi_head_attention")
+"""The definition's steps that consist of these operations."""
 FAILURE = 1e-9
 """Probability that an honest port is accused for one result, so small that ten thousand checks of a hundred results
 each accuse one with probability 1e-3."""
@@ -120,8 +124,8 @@ class Noise:
         self.shared: dict[int, tuple[np.ndarray, Any]] = {}
         """By the identity of an array that all runs share, which is kept alive: how each run has it."""
         own = {name: getattr(self, name) for name in OPERATIONS}
-        copied = copy_functions(own, blocks, TRANSFORMER)
-        self.steps: dict[str, Any] = own | {name: copied[name] for name in ("attend", "transform", "normalize", "pool")}
+        copied = copy_functions(own, MULTI_HEAD_ATTENTION, blocks, TRANSFORMER)
+        self.steps: dict[str, Any] = own | {name: copied[name] for name in COMPOUND}
         self.steps |= {"embedding": self.embedding, "sinusoidal_positions": self.sinusoidal_positions}
 
     def repeat(self, computation: Computation) -> Computation:

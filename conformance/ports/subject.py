@@ -234,16 +234,20 @@ def to_framework(array: np.ndarray, dtype: str) -> Any:
     return Loaded.framework.array(array)
 
 
-def build_function(request: Request, state_dict: Mapping[str, Any]) -> Callable[..., Any] | Reply:
+def build_function(request: Request) -> Callable[..., Any] | Reply:
     """Return what `build` makes, or why there is nothing to call."""
-    given = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in state_dict.items()}
+    framework = Loaded.framework
+    given: dict[str, Any] = {name: array.copy() for name, array in request.state_dict.items()}
+    if Loaded.gradients:
+        given = {name: framework.array(array) for name, array in given.items()}
     config = pickle.loads(pickle.dumps(request.config))
     function = Loaded.build(config, given)
     if not callable(function):
         return Reply(detail=Returned(describe_kind(function), array="a function"))
-    originals = {name: array for name, array in state_dict.items() if isinstance(array, np.ndarray)}
-    changed = [name for name, array in originals.items() if not same_bits(given.get(name), array)]
-    changed += [name for name in given if name not in state_dict]
+    after = {name: framework.numpy(array) if isinstance(array, framework.kind) else array
+             for name, array in given.items()}  # fmt: skip
+    changed = [name for name, array in request.state_dict.items() if not same_bits(after.get(name), array)]
+    changed += [name for name in given if name not in request.state_dict]
     if changed:
         return Reply(detail=InputChanged(), raised_at=", ".join(changed[:3]))
     return function
@@ -261,7 +265,7 @@ def read_traits(request: Request, seconds: float) -> Traits | Reply:
     with framework_scope(request.dtype):
         try:
             with limit_time(seconds):
-                function = build_function(request, request.state_dict)
+                function = build_function(request)
         except BaseException as error:
             return Reply(detail=explain(error, seconds), raised_at=find_raising_line(error, Loaded.build))
     if isinstance(function, Reply):
@@ -301,7 +305,7 @@ def answer_request(request: Request, seconds: float) -> Reply:
     with framework_scope(request.dtype):
         try:
             with limit_time(seconds):
-                function = build_function(request, request.state_dict)
+                function = build_function(request)
                 if isinstance(function, Reply):
                     return function
                 where = "call"
@@ -351,21 +355,25 @@ class InputChangedError(Exception):
     """The function has changed an input."""
 
 
-def decode(step: Callable[..., Any], call: Call, dtype: str) -> np.ndarray:
-    """The logits of all tokens, given to `step` part by part with its cache."""
+def decode(step: Callable[..., Any], call: Call, dtype: str) -> np.ndarray | Answer:
+    """Return the logits of all tokens, given to `step` part by part with its cache, or what it returned instead."""
     results, cache, start = [], None, 0
     for length in call.chunks:
         returned = step(to_framework(call.inputs[0][:, start : start + length], dtype), cache)
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise TypeError(f"step must return logits and a cache, got {describe_kind(returned)}")
-        logits, cache = returned
-        results.append(np.asarray(Loaded.framework.numpy(logits)))
+        result, cache = read_result(returned[0]), returned[1]
+        if isinstance(result, Answer):
+            return result
+        results.append(result)
         start += length
     return np.concatenate(results, axis=1)
 
 
 def read_result(result: Any) -> np.ndarray | Answer:
     framework = Loaded.framework
+    if isinstance(result, Answer):  # of a step
+        return result
     if isinstance(result, np.ndarray):
         return result.copy()
     if not isinstance(result, framework.kind):

@@ -99,6 +99,96 @@ def test_wrong_gradients_are_placed() -> None:
     assert [(v.rule, v.step) for v in report.violations] == [("ATT-12", "embedding")]
 
 
+def test_gradients_go_through_tensors_that_build_is_given() -> None:
+    """Of a functional port, which makes no arrays of its own: in every call, as the documentation says."""
+    torch = pytest.importorskip("torch")
+    kinds: set[type] = set()
+
+    def build(config: dict[str, Any], state_dict: dict[str, Any]) -> Any:
+        kinds.update(map(type, state_dict.values()))
+        return gpt2_function(config, state_dict)
+
+    def frozen(config: dict[str, Any], state_dict: dict[str, Any]) -> Any:
+        name = "transformer.h.1.mlp.c_fc.weight"
+        return gpt2_function(config, state_dict | {name: state_dict[name].detach()})
+
+    report = judge(build, "gpt2", arrays="torch", gradients=True)
+    assert report.conforms, report
+    assert kinds == {torch.Tensor}
+    assert report.rules["ATT-12"].cases
+    (violation,) = judge(frozen, "gpt2", arrays="torch", gradients=True).violations
+    assert (violation.rule, violation.step) == ("ATT-12", "blocks.1.feed_forward")
+
+
+def gpt2_function(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+    F = pytest.importorskip("torch").nn.functional
+    activate = {"gelu": F.gelu, "gelu_new": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu}
+
+    def linear(name: str, x: Any) -> Any:
+        return x @ entries[f"{name}.weight"] + entries[f"{name}.bias"]
+
+    def norm(name: str, x: Any) -> Any:
+        weight, bias = entries[f"{name}.weight"], entries[f"{name}.bias"]
+        return F.layer_norm(x, x.shape[-1:], weight, bias, config["layer_norm_epsilon"])
+
+    def model(tokens: Any) -> Any:
+        table = entries["transformer.wte.weight"]
+        x = table[tokens] + entries["transformer.wpe.weight"][: tokens.shape[1]]
+        for i in range(config["n_layer"]):
+            name = f"transformer.h.{i}"
+            parts = linear(f"{name}.attn.c_attn", norm(f"{name}.ln_1", x)).chunk(3, -1)
+            heads = (part.unflatten(-1, (config["n_head"], -1)).transpose(1, 2) for part in parts)
+            attended = F.scaled_dot_product_attention(*heads, is_causal=True)
+            x = x + linear(f"{name}.attn.c_proj", attended.transpose(1, 2).flatten(2))
+            hidden = activate[config["activation_function"]](linear(f"{name}.mlp.c_fc", norm(f"{name}.ln_2", x)))
+            x = x + linear(f"{name}.mlp.c_proj", hidden)
+        return norm("transformer.ln_f", x) @ entries.get("lm_head.weight", table).T
+
+    return model
+
+
+def test_gradients_of_a_single_attention_are_left_out() -> None:
+    def build(config: dict[str, Any], state_dict: dict[str, np.ndarray]) -> Any:
+        from specification.dialects import read
+
+        parameters, configuration = read("transformer101", state_dict)
+
+        def model(x: np.ndarray) -> Any:
+            return MODELS[type(parameters)](parameters, x, configuration=configuration)
+
+        model.vjp = lambda cotangent, x: {}  # type: ignore[attr-defined]
+        return model
+
+    report = judge(build, "transformer101")
+    assert report.conforms, report
+    assert "gradients are not judged" in report.left_out
+
+
+def test_a_step_may_return_what_the_function_may() -> None:
+    """An array of NumPy too; of nothing, the report says what it is."""
+
+    def build_with(read: Callable[[Any], Any]) -> Build:
+        def build(config: dict[str, Any], state_dict: dict[str, np.ndarray]) -> Any:
+            port = gpt2_torch.build(config, state_dict)
+
+            def model(tokens: Any) -> Any:
+                return port(tokens)
+
+            def decode(tokens: Any, cache: Any) -> Any:
+                logits, cache = port.step(tokens, cache)
+                return read(logits), cache
+
+            model.step = decode  # type: ignore[attr-defined]
+            return model
+
+        return build
+
+    report = judge(build_with(lambda logits: logits.detach().numpy()), "gpt2", arrays="torch")
+    assert report.conforms, report
+    (violation,) = judge(build_with(lambda logits: None), "gpt2", arrays="torch").violations
+    assert "the result is nothing" in violation.message
+
+
 def test_dropout_that_is_left_on_is_told_as_such() -> None:
     one = fault("bert_torch_dropout_on")
     report = judge(one, arrays="torch")
@@ -324,6 +414,7 @@ def test_a_port_in_a_process_of_its_own_may_end_it(tmp_path: Path) -> None:
         ({"dialect": "bart"}, "did you mean"),
         ({"checkpoint": "nowhere"}, "must be a folder"),
         ({"set": {"hidden_act": "mish"}}, "mish"),
+        ({"set": {"hidden_actt": "gelu"}}, "did you mean hidden_act"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

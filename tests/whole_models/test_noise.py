@@ -20,8 +20,6 @@ from reference_numpy.models import MODELS
 from specification.dialects import DIALECTS
 from specification.parameters import mapped
 
-NAMES = [name for name in DIALECTS if name not in ("gpt_oss", "transformer101")]  # single attentions
-
 
 def make_case(dialect: str, number: int = 0, dtype: str = "float32") -> ModelCase:
     checkpoint = draw_checkpoint(dialect, list_configs(dialect)[number], np.random.default_rng(number)).round(dtype)
@@ -46,7 +44,7 @@ def worst_ratio(case: ModelCase, got: np.ndarray) -> float:
     return float(np.max(case.select(np.abs(got - exact)) / case.select(bound)))
 
 
-@pytest.mark.parametrize("dialect", NAMES)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_definition_in_float32_keeps_the_bound(dialect: str) -> None:
     case = make_case(dialect)
     assert 0.005 < worst_ratio(case, compute_narrow(case, "float32")) < 0.6
