@@ -567,7 +567,7 @@ add("modernbert_torch", "padding_global_only", "blocks.1.attention", "Padding is
     ("local = full & (distance <= side)", "local = distance <= side"))
 
 add("modernbert_numpy", "window_missing", "blocks.1.attention", "No layer has the window.",
-    ("if not is_global:", "if False:"), configs=(0, 2))
+    ("if not is_global:", "if False:"))
 add("modernbert_numpy", "eps_default", "embedding", "Norms ignore norm_eps.",
     ('config.get("norm_eps", 1e-5)', "1e-5"), configs=(2,))
 add("modernbert_numpy", "second_norm_missing", "blocks.1.attention", "The second attention has no norm either.",
