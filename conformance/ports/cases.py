@@ -290,7 +290,7 @@ def shrink_stream(checkpoint: Checkpoint) -> Checkpoint:
 
     changes: dict[str, Any] = {}
     parameters = flatten(checkpoint.parameters)
-    plus_one = checkpoint.configuration.norm.endswith("plus_one")
+    plus_one = checkpoint.configuration.norm.endswith("_plus_one")
     last = {path for paths in list_sublayers(checkpoint).values() for path in paths}
     for path, array in parameters.items():
         words = path.split(".")

@@ -344,7 +344,7 @@ def find_gradient_step(case: ModelCase, wrong: Sequence[str]) -> str:
     checkpoint, paths = case.checkpoint, set[str]()
     entries = checkpoint.split_entries(np.arange(len(checkpoint.values)))
     numbers = {
-        int(entries[name.removeprefix("gradient of ")].flat[0]) for name in wrong if name.startswith("gradient of")
+        int(entries[name.removeprefix("gradient of ")].flat[0]) for name in wrong if name.startswith("gradient of ")
     }
     for path, places in flatten(checkpoint.places).items():
         if not numbers.isdisjoint(places.ravel().tolist()):

@@ -364,7 +364,7 @@ def find_cut(first: Observation, ask: Ask) -> str:
     case.computation.run(watch=lambda name, _: norms.append(name))
     after = case.checkpoint.configuration.norm_order == "post"
     norms = [name for name in norms if is_norm(name) and (after or "blocks." not in name)]
-    cut = -0.0 if not case.checkpoint.configuration.norm.endswith("plus_one") else -1.0
+    cut = -0.0 if not case.checkpoint.configuration.norm.endswith("_plus_one") else -1.0
     place = -1
     for number in reversed(range(len(norms))):
         changed = case.checkpoint.change({f"{norms[number]}.weight": cut})

@@ -14,8 +14,11 @@ from conformance.judge import plan
 from tests.support.helpers import probes_of_all
 
 ROOT = Path(conformance.__file__).parent
-SOURCES = sorted(path for path in ROOT.rglob("*.py") if path.parent.name != "side_by_side")  # reads code
+READERS = ("side_by_side", "selftest/ports", "peers/models")
+"""Folders that read what others write: code, and names of a checkpoint's entries."""
+SOURCES = sorted(path for path in ROOT.rglob("*.py") if str(path.parent.relative_to(ROOT)) not in READERS)
 EXPRESSIONS = {
+    "ports/checkpoints.py": "numbers of layers in names of a checkpoint's entries",
     "runner/array_guess.py": "annotations of a user's function",
     "reports/content.py": "characters that no terminal shows, and the text of a user's errors",
     "reports/replays.py": "names of files",
@@ -30,8 +33,10 @@ WORDS = {
     *("attention", "cross_attention", "encoder.", "blocks.", "layer", "_plus_one", "."),
     *("torch.", "_impl", ".py", "test_", "<frozen", "_", "#"),
     *("no-", "eps"),
+    *("source_", "target_", "token_types", "norm", "norm.weight", "rms", "mask", ":"),
 }
-"""How names may begin or end: of results and inputs, of operations and steps, of what Python has, of what users say."""
+"""How names may begin or end: of results and inputs, of operations and steps, of what Python has, of what users say, of a
+model's options and parameters, and of an error's first line that announces the next."""
 AFFIXES = ("startswith", "endswith", "removeprefix", "removesuffix")
 SECTIONS = {f"{path.stem}." for path in (ROOT / "mistakes").glob("*.py")}
 """Of the catalogue, with which ids begin."""

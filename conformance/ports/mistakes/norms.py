@@ -41,7 +41,7 @@ def drop_plus_one(step: Step) -> Step:
 
 def scale(norm: Norm, configuration: Configuration, normalized: np.ndarray) -> Any:
     """The affine step."""
-    weight = norm.weight + (1 if configuration.norm.endswith("plus_one") else 0)
+    weight = norm.weight + (1 if configuration.norm.endswith("_plus_one") else 0)
     return normalized * weight + (0 if norm.bias is None else norm.bias)
 
 
@@ -69,7 +69,7 @@ def drop_mean(norm: Norm, x: np.ndarray, configuration: Configuration) -> Any:
 
 def drop_weight(step: Step) -> Step:
     norm, _, configuration = step.arguments
-    one = 0.0 if configuration.norm.endswith("plus_one") else 1.0
+    one = 0.0 if configuration.norm.endswith("_plus_one") else 1.0
     return step.argument(NORM, norm._replace(weight=np.full_like(norm.weight, one)))
 
 
