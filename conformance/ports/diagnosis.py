@@ -295,7 +295,7 @@ def name_sublayer(step: str, case: ModelCase) -> str:
     """Return the sublayer that a step belongs to: "blocks.0.attention_norm" belongs to "blocks.0.attention"."""
     path = step.partition(":")[0].strip()
     if "relative_position_bias" in step:  # it is a part of all attentions, and the first is wrong
-        stack = path.rpartition("relative_positions")[0] or ("decoder." if path.startswith("decoder") else "")
+        stack = path.rpartition("relative_positions")[0] or ("decoder." if path.startswith("decoder.") else "")
         first = [name for name in list_sublayers(case.checkpoint) if name.startswith(stack)]
         return shorten(first[0] if first else path, case)
     if "blocks." not in path:
