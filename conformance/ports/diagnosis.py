@@ -89,6 +89,9 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
     if any(one.failed and not one.case.call.chunks for one in evidence):
         # What is wrong in the whole pass may show otherwise with a cache, or not at all.
         evidence = [one for one in evidence if not one.case.call.chunks]
+    # A config in which nothing fails may have no place for the mistake, such as another activation.
+    wrong_configs = [one.case.checkpoint.config for one in evidence if one.failed]
+    evidence = [one for one in evidence if one.case.checkpoint.config in wrong_configs]
     causes: list[PortCause] = []
     found: list[ModelMistake] = []
     first: list[Observation] = []
@@ -293,7 +296,9 @@ def find_step(mistakes: Sequence[ModelMistake], case: ModelCase) -> str:
 
 def name_sublayer(step: str, case: ModelCase) -> str:
     """Return the sublayer that a step belongs to: "blocks.0.attention_norm" belongs to "blocks.0.attention"."""
-    path = step.partition(":")[0].strip()
+    path, _, kind = step.partition(": ")
+    if kind.partition(" ")[0] in ("shrink", "squeeze"):  # what stands around the output layer
+        return "output"
     if "relative_position_bias" in step:  # it is a part of all attentions, and the first is wrong
         stack = path.rpartition("relative_positions")[0] or ("decoder." if path.startswith("decoder.") else "")
         first = [name for name in list_sublayers(case.checkpoint) if name.startswith(stack)]

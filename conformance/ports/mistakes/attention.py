@@ -183,6 +183,12 @@ def leave_keys(p: Any, memory: Any, configuration: Any, layer: Any = AttentionLa
     return blocks.project_keys(p, memory, configuration, replace(layer, rotary=None), None)
 
 
+def take_keys(p: Any, memory: Any, configuration: Any, layer: Any = AttentionLayer(), rotation: Any = None) -> Any:
+    """Values are the keys, as they are after rotation."""
+    keys, _ = blocks.project_keys(p, memory, configuration, layer, rotation)
+    return keys, keys
+
+
 def leave_queries(p: Any, x: Any, configuration: Any, layer: Any = AttentionLayer(), rotation: Any = None) -> Any:
     """Queries are not rotated."""
     return blocks.project_queries(p, x, configuration, replace(layer, rotary=None), None)
@@ -571,6 +577,7 @@ MISTAKES = (
     entry("rotary-columns", "columns turn in the other pairing", attend_with(rotate=mix_pairings(True)), "POS-3"),
     entry("rotary-of-queries", "keys are not rotated", attend_with(project_keys=leave_keys), "POS-3"),
     entry("rotary-of-keys", "queries are not rotated", attend_with(project_queries=leave_queries), "POS-3"),
+    entry("values-are-rotated-keys", "values are the keys", attend_with(project_keys=take_keys)),
     entry("rotary-of-values", "values are rotated too", attend_with(project_keys=rotate_values), "POS-3"),
     *(
         entry(f"rotary-in-{dtype}", f"sine and cosine are rounded to {dtype}", round_rotation(dtype), "POS-3")
