@@ -91,7 +91,7 @@ class Matrix(NamedTuple):
         found = next(
             (
                 one
-                for one in (name.replace(" ", ""), name.replace("-", "_"), re.split(r"[. ]", name)[0])
+                for one in (re.sub(r"[- ]", "_", name), name.replace(" ", ""), re.split(r"[. ]", name)[0])
                 if one in versions
             ),
             "",
@@ -120,7 +120,7 @@ class Matrix(NamedTuple):
 def origin(path: str) -> str:
     """Whose path it is: the library, as in "torch" for "torch.optim.Adam"."""
     first, *rest = path.replace(",", "").split()
-    return f"{first} {rest[0]}" if first == "ONNX" and rest else first.partition(".")[0]
+    return f"{first} {rest[0]}" if first in ("ONNX", "PyTorch") and rest else first.partition(".")[0]
 
 
 def matrix(path: Path = MATRIX) -> Matrix | None:

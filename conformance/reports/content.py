@@ -117,6 +117,7 @@ def subject_content(
         "rules": [rule_content(rule, cells.get(rule), broken.get(rule)) for rule in listed],
         "violations": violations,
         "causes": list(causes),
+        "model": None,
     }
 
 
@@ -190,6 +191,7 @@ def violation_content(violation: Violation, replay_file: str | None = None, caus
         "replay_command": None if replay_file is None else replay_command(violation, replay_file),
         "called_with": passed_arrays(violation),
         "cause": cause,
+        "step": None,
     }
 
 
