@@ -13,7 +13,7 @@ from conformance.checks.findings import Finding
 from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import replace_nan
 from conformance.oracle.reference import Exact
-from conformance.ports.cases import ModelCase
+from conformance.ports.cases import ModelCase, round_array
 from conformance.ports.subject import Answer
 from specification.masks import KeyPadding
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, Transformer
@@ -29,8 +29,8 @@ FUNCTIONS = {
 
 
 def make_gradient_case(case: ModelCase, generator: np.random.Generator) -> ModelCase:
-    """Return the case with a cotangent of its result."""
-    cotangent = generator.normal(size=case.exact.shape).astype(np.float32)
+    """Return the case with a cotangent of its result, of numbers that its dtype holds."""
+    cotangent = round_array(generator.normal(size=case.exact.shape), case.dtype)
     call = replace(case.call, cotangent=cotangent, twice=False)
     return replace(case, probe="gradients of all entries", rule="ATT-12", call=call)
 

@@ -189,6 +189,22 @@ def test_a_step_may_return_what_the_function_may() -> None:
     assert "the result is nothing" in violation.message
 
 
+def test_a_cotangent_has_numbers_that_the_dtype_holds() -> None:
+    """Or a port is given other ones than the definition."""
+    from dataclasses import replace
+
+    from conformance.cases.case import numpy_dtype
+    from conformance.ports.cases import Calls
+    from conformance.ports.checkpoints import draw_checkpoint
+    from conformance.ports.configs import list_configs
+    from conformance.ports.gradients import make_gradient_case
+
+    checkpoint = draw_checkpoint("bert", list_configs("bert")[0], np.random.default_rng(0)).round("bfloat16")
+    case = replace(next(Calls(checkpoint, None, np.random.default_rng(0)).list_cases()), dtype="bfloat16")
+    cotangent = np.asarray(make_gradient_case(case, np.random.default_rng(0)).call.cotangent)
+    assert np.array_equal(cotangent, cotangent.astype(numpy_dtype("bfloat16")).astype(float))
+
+
 def test_dropout_that_is_left_on_is_told_as_such() -> None:
     one = fault("bert_torch_dropout_on")
     report = judge(one, arrays="torch")
