@@ -14,6 +14,7 @@ from conformance.ports.checkpoints import Checkpoint
 from conformance.ports.computation import Computation
 from conformance.ports.noise import noise_bound
 from conformance.ports.subject import Call
+from specification.checkpoints import flatten
 from specification.parameters import (
     Classifier,
     Decoder,
@@ -245,8 +246,6 @@ def image_shape(checkpoint: Checkpoint) -> tuple[int, int, int]:
 
 def list_sublayers(checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
     """By name, in the order in which they are taken: the paths of all that a sublayer adds to the residual stream."""
-    from specification.checkpoints import flatten
-
     found: dict[str, tuple[str, ...]] = {}
     for path in flatten(checkpoint.places):
         words = path.split(".")
@@ -286,8 +285,6 @@ def list_isolated(checkpoint: Checkpoint, case: ModelCase) -> Iterator[ModelCase
 
 def shrink_stream(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with so little in the residual stream, and behind every norm, that a norm's eps counts."""
-    from specification.checkpoints import flatten
-
     changes: dict[str, Any] = {}
     parameters = flatten(checkpoint.parameters)
     plus_one = checkpoint.configuration.norm.endswith("_plus_one")
@@ -307,8 +304,6 @@ def sharpen_attention(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def scale_paths(checkpoint: Checkpoint, factor: float, chosen: Any) -> Checkpoint:
-    from specification.checkpoints import flatten
-
     values = checkpoint.values.copy()
     places = [place.ravel() for path, place in flatten(checkpoint.places).items() if chosen(path)]
     index = np.unique(np.concatenate(places)) if places else np.array([], int)

@@ -181,8 +181,8 @@ class PortCheck:
             message = f"its function needs {', '.join(surplus)}, which a model of {self.dialect} is not called with"
             self.violations.append(ModelViolation(CONTRACT.id, "", (), message, Finding("call", np.inf)))
             return None
+        calls = Calls(checkpoint, traits.parameters, np.random.default_rng(0))
         for name in OPTIONS:
-            calls = Calls(checkpoint, traits.parameters, np.random.default_rng(0))
             if not calls.accepts(name) and calls.could_take(name):
                 self.left_out.append(f"{name} is not judged: the function takes none")
         return traits

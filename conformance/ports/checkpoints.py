@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.case import numpy_dtype
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.dialects import DIALECTS
@@ -89,12 +90,6 @@ class Checkpoint:
         for path, places in flatten(self.places).items():
             np.add.at(total, places, found[path])
         return self.split_entries(total)
-
-
-def numpy_dtype(name: str) -> Any:
-    from conformance.cases.case import numpy_dtype
-
-    return numpy_dtype(name)
 
 
 def read_checkpoint(dialect: str, config: Config, entries: Mapping[str, np.ndarray]) -> Checkpoint:

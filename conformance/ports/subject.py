@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from conformance.cases.case import numpy_dtype
 from conformance.checks.findings import InputChanged, NotDeterministic, ProcessEnded, Raised, TookTooLong
 from conformance.runner.fresh import FORKING_PROCESS
 from conformance.runner.in_process import judge_scope
@@ -225,8 +226,6 @@ def framework_scope(dtype: str) -> Iterator[None]:
 
 def to_framework(array: np.ndarray, dtype: str) -> Any:
     """Return an input as the framework's array: floating numbers in the model's dtype, JAX's tokens in 32 bits."""
-    from conformance.cases.case import numpy_dtype
-
     if array.dtype.kind == "f":
         array = array.astype(numpy_dtype(dtype))
     elif array.dtype.kind == "i" and Loaded.framework.name == "jax":
@@ -335,7 +334,7 @@ def answer_call(function: Callable[..., Any], call: Call, request: Request) -> A
 
 
 def call_function(function: Callable[..., Any], call: Call, dtype: str) -> Any:
-    """Call the function, or its `step` part by part; ValueError where it changes an input."""
+    """Call the function, or its `step` part by part; InputChangedError where it changes an input."""
     if call.chunks:
         return decode(getattr(function, "step"), call, dtype)  # noqa: B009
     inputs = [to_framework(array, dtype) for array in call.inputs]
