@@ -130,7 +130,7 @@ def copy_functions(own: dict[str, Any], *modules: types.ModuleType) -> dict[str,
     found: dict[str, Any] = {}
     for module in modules:
         names = dict(vars(module))
-        functions = {name: inspect.unwrap(f) for name, f in names.items() if callable(f) and in_module(f, module)}
+        functions = {name: inspect.unwrap(f) for name, f in names.items() if callable(f) and is_defined_in(f, module)}
         for name, function in functions.items():
             copy = types.FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
             copy.__kwdefaults__ = function.__kwdefaults__
@@ -139,6 +139,6 @@ def copy_functions(own: dict[str, Any], *modules: types.ModuleType) -> dict[str,
     return found | own
 
 
-def in_module(function: Callable[..., Any], module: types.ModuleType) -> bool:
+def is_defined_in(function: Callable[..., Any], module: types.ModuleType) -> bool:
     plain = inspect.unwrap(function)
     return isinstance(plain, types.FunctionType) and plain.__module__ == module.__name__

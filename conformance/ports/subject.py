@@ -224,7 +224,7 @@ def framework_scope(dtype: str) -> Iterator[None]:
         yield
 
 
-def to_framework(array: np.ndarray, dtype: str) -> Any:
+def convert_input(array: np.ndarray, dtype: str) -> Any:
     """Return an input as the framework's array: floating numbers in the model's dtype, JAX's tokens in 32 bits."""
     if array.dtype.kind == "f":
         array = array.astype(numpy_dtype(dtype))
@@ -337,14 +337,14 @@ def call_function(function: Callable[..., Any], call: Call, dtype: str) -> Any:
     """Call the function, or its `step` part by part; InputChangedError where it changes an input."""
     if call.chunks:
         return decode(getattr(function, "step"), call, dtype)  # noqa: B009
-    inputs = [to_framework(array, dtype) for array in call.inputs]
-    options = {name: to_framework(array, dtype) for name, array in call.options.items()}
+    inputs = [convert_input(array, dtype) for array in call.inputs]
+    options = {name: convert_input(array, dtype) for name, array in call.options.items()}
     result = function(*inputs, **options)
     given = dict(zip(map(str, range(len(inputs))), inputs, strict=True)) | options
     for name, array in (dict(zip(map(str, range(len(inputs))), call.inputs, strict=True)) | dict(call.options)).items():
         if Loaded.framework.mutable and not same_bits(
             np.asarray(Loaded.framework.numpy(given[name])),
-            np.asarray(Loaded.framework.numpy(to_framework(array, dtype))),
+            np.asarray(Loaded.framework.numpy(convert_input(array, dtype))),
         ):
             raise InputChangedError
     return result
@@ -358,7 +358,7 @@ def decode(step: Callable[..., Any], call: Call, dtype: str) -> np.ndarray | Ans
     """Return the logits of all tokens, given to `step` part by part with its cache, or what it returned instead."""
     results, cache, start = [], None, 0
     for length in call.chunks:
-        returned = step(to_framework(call.inputs[0][:, start : start + length], dtype), cache)
+        returned = step(convert_input(call.inputs[0][:, start : start + length], dtype), cache)
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise TypeError(f"step must return logits and a cache, got {describe_kind(returned)}")
         result, cache = read_result(returned[0]), returned[1]
@@ -386,11 +386,11 @@ def read_result(result: Any) -> np.ndarray | Answer:
 def differentiate(function: Callable[..., Any], call: Call, request: Request) -> Answer:
     """The gradients of all entries, by the function's own `vjp`, or through `build`."""
     framework = Loaded.framework
-    cotangent: Any = to_framework(np.asarray(call.cotangent), request.dtype)
+    cotangent: Any = convert_input(np.asarray(call.cotangent), request.dtype)
     plain = replace(call, cotangent=None)
     if hasattr(function, "vjp"):
-        inputs = [to_framework(array, request.dtype) for array in call.inputs]
-        options = {name: to_framework(array, request.dtype) for name, array in call.options.items()}
+        inputs = [convert_input(array, request.dtype) for array in call.inputs]
+        options = {name: convert_input(array, request.dtype) for name, array in call.options.items()}
         gradients = function.vjp(cotangent, *inputs, **options)
     elif framework.name == "numpy":
         raise TypeError("NumPy does not differentiate; give the function an attribute vjp")

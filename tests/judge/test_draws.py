@@ -22,26 +22,26 @@ from tests.support.helpers import Case, Probe, catalogue, draw_cases, operation_
 NUMBERS = st.integers(0, 2**60)
 
 
-def listed(strategy: CaseStrategy, count: int, seed: int = 1) -> list[Any]:
+def list_draws(strategy: CaseStrategy, count: int, seed: int = 1) -> list[Any]:
     return [case for _, case in draw_cases(strategy, count, seed)]
 
 
 def test_the_same_for_the_same_seed() -> None:
-    assert listed(NUMBERS, 9) == listed(NUMBERS, 9)
-    assert listed(NUMBERS, 9)[1:] != listed(NUMBERS, 9, 2)[1:]
-    assert listed(NUMBERS, 4) == listed(NUMBERS, 9)[:4]
-    assert len(set(listed(NUMBERS, 40))) == 40
+    assert list_draws(NUMBERS, 9) == list_draws(NUMBERS, 9)
+    assert list_draws(NUMBERS, 9)[1:] != list_draws(NUMBERS, 9, 2)[1:]
+    assert list_draws(NUMBERS, 4) == list_draws(NUMBERS, 9)[:4]
+    assert len(set(list_draws(NUMBERS, 40))) == 40
 
 
 def test_the_first_of_several_is_the_simplest() -> None:
-    assert listed(NUMBERS, 5)[0] == 0
-    assert listed(NUMBERS, 1, 1) != listed(NUMBERS, 1, 2)  # a single one is no more the simplest than others
+    assert list_draws(NUMBERS, 5)[0] == 0
+    assert list_draws(NUMBERS, 1, 1) != list_draws(NUMBERS, 1, 2)  # a single one is no more the simplest than others
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_choice_comes_out_as_often_as_it_should(seed: int) -> None:
     """15 to 45 of 60: a fair coin is outside that once in 30,000 times, and the seeds are fixed."""
-    sides = listed(st.tuples(st.booleans(), NUMBERS, st.booleans()), 60, seed)
+    sides = list_draws(st.tuples(st.booleans(), NUMBERS, st.booleans()), 60, seed)
     for side in (0, 2):  # the first choice of all, and a later one
         assert 15 <= sum(drawn[side] for drawn in sides) <= 45
 
@@ -58,14 +58,14 @@ def test_where_nothing_can_be_drawn(of_plan: bool) -> None:
         return draw(NUMBERS)
 
     strategy: CaseStrategy = Rows(lambda: (impossible(),) * 500) if of_plan else impossible()
-    assert listed(strategy, 50) == []
+    assert list_draws(strategy, 50) == []
     few = asked
-    assert listed(strategy, 500) == []
+    assert list_draws(strategy, 500) == []
     assert asked == 2 * few
 
 
 def test_a_row_without_a_case_ends_no_plan() -> None:
-    assert listed(Rows(lambda: (NUMBERS, *(st.nothing(),) * 4, NUMBERS)), 60)
+    assert list_draws(Rows(lambda: (NUMBERS, *(st.nothing(),) * 4, NUMBERS)), 60)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_masks_that_hide_no_key_are_found_out_before_arrays_are_drawn(strategy: 
     features = frozenset(("structured", "window", "gradients", "scale"))
     declaration = Declaration(features=features, windows=((8, 8),), mask_required=True)
     monkeypatch.setattr(special, "attention_cases", None)
-    assert listed(strategy(declaration=declaration), 15) == []
+    assert list_draws(strategy(declaration=declaration), 15) == []
 
 
 def test_what_is_hard_to_draw_is_drawn_as_often() -> None:
-    assert len(listed(NUMBERS.filter(lambda number: number % 7 == 3), 20)) == 20
+    assert len(list_draws(NUMBERS.filter(lambda number: number % 7 == 3), 20)) == 20
 
 
 def wrong_when_long(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:

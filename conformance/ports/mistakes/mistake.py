@@ -46,7 +46,7 @@ class StepMistake:
     change: StepChange
     kinds: tuple[str, ...]
 
-    def within(self, scope: Scope) -> ModelMistake:
+    def limit_to(self, scope: Scope) -> ModelMistake:
         """Return the mistake in a scope."""
 
         def rewrite(step: Step) -> Step:
@@ -154,4 +154,4 @@ def limit_mistakes(computation: Computation, mistakes: tuple[StepMistake, ...]) 
             reached = frozenset(name for name in names if not scope or name.startswith(scope))
             if reached not in seen:
                 seen.add(reached)
-                yield mistake.within(scope)
+                yield mistake.limit_to(scope)

@@ -26,7 +26,7 @@ REAL = np.array([[True] * LENGTH, [True] * 7 + [False] * 4, [False] * 3 + [True]
 """A row without padding, one padded on the right, one padded on the left."""
 
 
-def to_framework(framework: str, array: np.ndarray | None) -> Any:
+def convert_array(framework: str, array: np.ndarray | None) -> Any:
     if array is None or framework == "numpy":
         return array
     if framework == "torch":
@@ -38,7 +38,7 @@ def to_framework(framework: str, array: np.ndarray | None) -> Any:
     return jnp.asarray(array)
 
 
-def to_numpy(array: Any) -> Any:
+def read_array(array: Any) -> Any:
     if hasattr(array, "detach"):
         array = array.detach().float().numpy()
     return np.asarray(array, np.float64)
@@ -96,9 +96,9 @@ def measure_calls(build: Callable[..., Any], framework: str, checkpoint: Checkpo
     function = build(config, checkpoint.state_dict())
     errors = []
     for inputs, options, real in draw_calls(checkpoint):
-        arguments = [to_framework(framework, array) for array in inputs]
-        keywords = {name: to_framework(framework, array) for name, array in options.items()}
-        result = to_numpy(function(*arguments, **keywords))
+        arguments = [convert_array(framework, array) for array in inputs]
+        keywords = {name: convert_array(framework, array) for name, array in options.items()}
+        result = read_array(function(*arguments, **keywords))
         exact = define(checkpoint, inputs, options)
         errors.append(largest_error(result[real], exact[real]) if result.shape == exact.shape else float("inf"))
     return max(errors)
@@ -110,8 +110,8 @@ def measure_steps(build: Callable[..., Any], framework: str, checkpoint: Checkpo
     inputs = next(draw_calls(checkpoint))[0]
     exact, cache, parts = define(checkpoint, inputs, {}), None, []
     for part in np.split(inputs[0], [4, 5, 6, 8, 9, 10], axis=1):
-        logits, cache = step(to_framework(framework, part), cache)
-        parts.append(to_numpy(logits))
+        logits, cache = step(convert_array(framework, part), cache)
+        parts.append(read_array(logits))
     return largest_error(np.concatenate(parts, axis=1), exact)
 
 
@@ -128,9 +128,9 @@ def measure_gradients(
     inputs, options, real = [*draw_calls(checkpoint)][1]
     exact = define(checkpoint, inputs, options)
     cotangent = generator.normal(size=exact.shape) * real[..., None]
-    given = to_framework(framework, cotangent.astype(np.float32))
-    arguments = [to_framework(framework, array) for array in inputs]
-    gradients = vjp(given, *arguments, **{name: to_framework(framework, array) for name, array in options.items()})
+    given = convert_array(framework, cotangent.astype(np.float32))
+    arguments = [convert_array(framework, array) for array in inputs]
+    gradients = vjp(given, *arguments, **{name: convert_array(framework, array) for name, array in options.items()})
     if {*gradients} != {*checkpoint.shapes}:
         return float("inf")
     cotangent = cotangent.astype(np.float32).astype(np.float64)
@@ -144,7 +144,7 @@ def measure_gradients(
             moved = replace(checkpoint, values=checkpoint.values + sign * 1e-6 * direction)
             values.append(np.sum(define(moved, inputs, options)[real] * cotangent[real]))
         expected = (values[0] - values[1]) / 2e-6
-        gradient = to_numpy(gradients[name])
+        gradient = read_array(gradients[name])
         if gradient.shape != shape:
             return float("inf")
         found = np.sum(gradient.ravel() * direction[start : start + size])
