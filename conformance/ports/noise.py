@@ -14,9 +14,9 @@ What one rounding is:
 - Every operation that an eager implementation takes rounds its result to the model's dtype: projections, norms,
   products, activations. That moves x by at most u |x|, and at random in between.
 - A sum of n products is kept in float32 (float64 for float64), and added up one after the other in a random order: n
-  products and n partial sums are rounded. Of terms with the sum S and the sum of squares R, the squares of the partial
-  sums come to R (n + 1) / 6 + S^2 (n + 1) / 3 in the mean over all orders (sampling without replacement). A rounding of
-  a number s has the variance (u s)^2 / 3 or less.
+  products and n partial sums are rounded. Let S be the sum of the terms, and R that of their squares. Over all orders,
+  the squares of the partial sums come to R (n + 1) / 6 + S^2 (n + 1) / 3 in the mean (sampling without replacement). A
+  rounding of a number s has the variance (u s)^2 / 3 or less.
 - exp, tanh, erf, sin, cos and pow are off by as much as `bounds.arithmetic` allows them, at random in between. An
   implementation's own errors go one way for many arguments alike. This allowance is several times what they are.
 

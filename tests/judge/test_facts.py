@@ -35,8 +35,8 @@ WORDS = {
     *("no-", "eps"),
     *("decoder.", "source_", "target_", "token_types", "norm", "norm.weight", "rms", "mask", ":"),
 }
-"""How names may begin or end: of results and inputs, of operations and steps, of what Python has, of what users say, of
-a model's options and parameters, and of an error's first line that announces the next."""
+"""How names may begin or end, line by line: results and inputs, operations and steps, Python's own, what users say, and
+a model's options and parameters. A colon ends an error's line that announces the next."""
 AFFIXES = ("startswith", "endswith", "removeprefix", "removesuffix")
 SECTIONS = {f"{path.stem}." for path in (ROOT / "mistakes").glob("*.py")}
 """Of the catalogue, with which ids begin."""

@@ -4,8 +4,8 @@
 A fault is called as a port's `build` is, and is an attribute of this module:
 `conformance.selftest.ports.faults:bert_torch_scale_missing`. It is pickled as that name.
 
-`where` is the first sublayer, in the order of computation, whose result is wrong if its inputs are right, by the names
-of the definition without "decoder." where there is no encoder. A norm belongs to the sublayer whose norm it is.
+`where` is the first sublayer, in the order of computation, whose result is wrong if its inputs are right. Its name is
+the definition's, without "decoder." where there is no encoder. A norm belongs to the sublayer whose norm it is.
 """
 
 from __future__ import annotations
