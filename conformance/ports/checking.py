@@ -94,8 +94,10 @@ def list_small_configs(
 ) -> list[Config]:
     """Return the configs of which checkpoints are drawn; with a folder, one that has its options.
 
+    A config that the settings make impossible, such as 8 heads with 3 heads of keys, is left out where others remain.
+
     Raises:
-        ValueError: an entry is set that no config of the dialect has.
+        ValueError: an entry is set that no config of the dialect has, or no config has a model with the settings.
     """
     small = [shrink_config(dialect, checkpoint)] if checkpoint is not None else list_configs(dialect)
     record = DIALECTS[dialect]
@@ -107,8 +109,22 @@ def list_small_configs(
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"set: no config of {dialect} has the entry {key}{hint}")
     configs = [config | dict(settings) for config in small]
+    if settings:
+        misfits = [explain_misfit(dialect, config) for config in configs]
+        if all(misfits):
+            raise ValueError(f"set: {misfits[0]}")
+        configs = [config for config, misfit in zip(configs, misfits, strict=True) if not misfit]
     distinct = [config for number, config in enumerate(configs) if config not in configs[:number]]
     return distinct[:2] if effort == "quick" else distinct
+
+
+def explain_misfit(dialect: str, config: Config) -> str:
+    """Say why no model has a config; nothing where one has."""
+    try:
+        draw_checkpoint(dialect, config, np.random.default_rng(0))
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 class PortCheck:

@@ -14,7 +14,9 @@ from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import replace_nan
 from conformance.oracle.reference import Exact
 from conformance.ports.cases import ModelCase, round_array
+from conformance.ports.observation import list_dtypes
 from conformance.ports.subject import Answer
+from conformance.subjects.wrong_answers import Detail, DtypeOrShape, Missing
 from specification.masks import KeyPadding
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, Transformer
 
@@ -44,7 +46,11 @@ def compare_gradients(case: ModelCase, answer: Answer) -> list[Finding]:
     for name, due in exact.items():
         got = answer.gradients.get(name)
         if got is None or got.shape != due.shape:
-            got = np.full(due.shape, np.nan)
+            detail: Detail = Missing()
+            if got is not None:
+                detail = DtypeOrShape(str(got.dtype), got.shape, list_dtypes(case.dtype), due.shape)
+            found.append(Finding(f"gradient of {name}", np.inf, detail=detail))
+            continue
         found.append(compare(f"gradient of {name}", got.astype(float), Exact(due, 0 * due), bounds[name], "float64"))
     return found
 

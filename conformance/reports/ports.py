@@ -87,7 +87,7 @@ def format_setting(key: str, value: Any) -> str:
 
 
 def describe_gradients(worst: Finding, wrong: Sequence[str], count: int) -> str:
-    if worst.detail is not None:
+    if worst.detail is not None and worst.name == "gradients":
         return f"there are no gradients: {describe_detail(worst.detail)}"
     return f"{len(wrong)} of {count} gradients are wrong: {describe_finding(worst)}"
 

@@ -120,6 +120,33 @@ def test_gradients_go_through_tensors_that_build_is_given() -> None:
     assert (violation.rule, violation.step) == ("ATT-12", "blocks.1.feed_forward")
 
 
+WORDS = "embeddings.word_embeddings.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda gradients: gradients.pop(WORDS), f"gradient of {WORDS}: "),
+        (lambda gradients: gradients.update({WORDS: np.zeros(3, np.float32)}), "float32 [3]"),
+    ],
+)
+def test_a_gradient_that_is_missing_or_misshapen_is_told_as_that(change: Callable[[Any], Any], words: str) -> None:
+    def build(config: dict[str, Any], state_dict: dict[str, np.ndarray]) -> Any:
+        model = bert_numpy.build(config, state_dict)
+
+        def vjp(cotangent: np.ndarray, *inputs: np.ndarray, **options: Any) -> Any:
+            gradients = {name: np.zeros_like(array) for name, array in state_dict.items()}
+            change(gradients)
+            return gradients
+
+        model.vjp = vjp  # type: ignore[attr-defined]
+        return model
+
+    (violation,) = judge(build).violations
+    assert "NaN" not in violation.message
+    assert words in violation.message
+
+
 def gpt2_function(config: dict[str, Any], entries: dict[str, Any]) -> Any:
     F = pytest.importorskip("torch").nn.functional
     activate = {"gelu": F.gelu, "gelu_new": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu}
@@ -333,6 +360,21 @@ def test_hidden_states_in_the_place_of_logits_are_told() -> None:
 def test_options_that_are_set_stay_so() -> None:
     report = judge(refuses_options, set={"hidden_act": "gelu"})
     assert report.conforms, report
+
+
+def test_a_config_that_the_settings_make_impossible_is_left_out() -> None:
+    """8 heads of queries fit 4, 4 and 1 heads of keys, which configs of the dialect have, but not 3."""
+    heads: set[int] = set()
+
+    def build(config: Any, state_dict: Any) -> Any:
+        heads.add(config["num_key_value_heads"])
+        return llama_numpy.build(config, state_dict)
+
+    report = judge(build, "llama", effort="default", set="num_attention_heads=8")
+    assert report.conforms, report
+    assert 3 not in heads
+    with pytest.raises(ValueError, match="5 query heads are no multiple"):
+        judge(build, "gemma2", set="num_attention_heads=5,num_key_value_heads=2")
 
 
 @pytest.mark.parametrize("text", ["attention_bias=False", "attention_bias=false"])
