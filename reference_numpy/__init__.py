@@ -1,9 +1,9 @@
 """The definition: what a Transformer computes, in NumPy, to be read.
 
 Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
-positions, rotary, feed_forward, blocks, transformer, decoding, generation, models, losses, optimizers, schedules,
-initializers. Beside each file that has gradients stands the one with these, `<name>_vjp`: of operations by
-hand, of blocks and models by tape.
+positions, rotary, latent_attention, feed_forward, blocks, transformer, decoding, generation, models, losses,
+optimizers, schedules, initializers. Beside each file that has gradients stands the one with these, `<name>_vjp`: of
+operations by hand, of blocks and models by tape.
 """
 
 import typing as _typing
@@ -16,6 +16,8 @@ from reference_numpy.embedding import *
 from reference_numpy.embedding_vjp import *
 from reference_numpy.feed_forward import *
 from reference_numpy.feed_forward_vjp import *
+from reference_numpy.latent_attention import *
+from reference_numpy.latent_attention_vjp import *
 from reference_numpy.layer_norm import *
 from reference_numpy.layer_norm_vjp import *
 from reference_numpy.losses import *

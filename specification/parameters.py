@@ -18,7 +18,7 @@ else:
 
 __all__ = [
     "Classifier", "Decoder", "DecoderBlock", "Embedding", "Encoder", "EncoderBlock", "FeedForward", "GatedFeedForward",
-    "LanguageModel", "Linear", "MultiHeadAttention", "Norm", "Transformer",
+    "LanguageModel", "LatentAttention", "Linear", "MultiHeadAttention", "Norm", "Transformer",
 ]  # fmt: skip
 
 Parameters = TypeVar("Parameters", bound=Tree)
@@ -56,6 +56,24 @@ class MultiHeadAttention(NamedTuple):
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     sinks: Any = None
+
+
+class LatentAttention(NamedTuple):
+    """The projections and norms of latent attention, whose keys and values come from one vector for a token (MLA-1).
+
+    query [E or Cq, H*(D+R)], in each head D columns that are not rotated, then R that are; key_value_down [E, C+R], the
+    latent, then the one rotated key of all heads; key_value_norm [C]; key_value_up [C, H*(D+V)], in each head D columns
+    of the key, then V of the value, without a bias; output [H*V, E_out]. query_down [E, Cq] and query_norm [Cq] are
+    there where queries are compressed too.
+    """
+
+    query: Linear
+    key_value_down: Linear
+    key_value_norm: Norm
+    key_value_up: Linear
+    output: Linear
+    query_down: Linear | None = None
+    query_norm: Norm | None = None
 
 
 class FeedForward(NamedTuple):

@@ -51,6 +51,8 @@ RULES = {
             "MHA-2", "separate heads",
             "Per-head projections side by side are the fused one; key and value widths are free.",
         ),
+        Rule("MLA-1", "latent attention", "Keys and values of all heads from one latent, and one rotated key for all."),
+        Rule("MLA-2", "absorbed", "Queries multiplied into the latents' space give the same, with no key of a head."),
         Rule("NORM-1", "layer norm", "(x - mean) / sqrt(variance + eps) * weight + bias, biased variance, eps 1e-5."),
         Rule("NORM-2", "precision", "Statistics and affine step in float32 or wider, one rounding at the output."),
         Rule("NORM-3", "constant row", "A constant row gives the bias exactly, also when it has one element."),

@@ -19,8 +19,10 @@ from specification import (
     GatedFeedForward,
     KeyLengths,
     KeyPadding,
+    LatentAttention,
     Linear,
     MultiHeadAttention,
+    Norm,
     Segments,
     SlidingWindow,
 )
@@ -63,6 +65,17 @@ def networks(**changed: Any) -> FeedForward:
 
 def gated(**changed: Any) -> GatedFeedForward:
     return GatedFeedForward(Linear(floats(E, 9), floats(9)), *networks())._replace(**changed)
+
+
+def latent(**changed: Any) -> LatentAttention:
+    """Six heads with keys of 3 + 4 columns and values of 5, latents of 9."""
+    return LatentAttention(
+        query=Linear(floats(E, 42)),
+        key_value_down=Linear(floats(E, 13), floats(13)),
+        key_value_norm=Norm(floats(9)),
+        key_value_up=Linear(floats(9, 48)),
+        output=Linear(floats(30, E)),
+    )._replace(**changed)
 
 
 class Mistake(NamedTuple):
@@ -301,6 +314,57 @@ for id, rule, error, shows, changed in (
     ("softcap", "ATT-2", ValueError, ("softcap", "positive"), {"softcap": 0.0}),
 ):  # fmt: skip
     bad(f"mha-{id}", rule, error, shows, "multi_head_attention", **FITTING | changed)
+
+# --- latent attention -------------------------------------------------------------------------------------------------
+
+LATENT: dict[str, Any] = {"parameters": latent(), "x": floats(B, Q, E), "num_heads": H, "rotary_width": 4}
+NORMALIZED = {"query": Linear(floats(8, 42)), "query_down": Linear(floats(E, 8)), "query_norm": Norm(floats(8))}
+for id, error, shows, changed in (
+    ("structure", TypeError, ("parameters", "LatentAttention", "MultiHeadAttention"), {"parameters": projections()}),
+    ("no-heads", ValueError, ("num_heads", "at least 1", "got 0"), {"num_heads": 0}),
+    ("rank", ValueError, ("x", "[B, T, E]", "[4, 12]"), {"x": floats(4, E)}),
+    ("dtype", TypeError, ("query.weight", "float64 like x", "float32"), {"x": floats(B, Q, E, dtype=np.float64)}),
+    ("integers", TypeError, ("x", "float32", "int32"), {"x": integers([[1] * E])}),
+    ("width", ValueError, ("query.weight", "[13, HQ]", "[12, 42]"), {"x": floats(B, Q, 13)}),
+    ("columns", ValueError, ("query.weight", "42 columns", "5 heads"), {"num_heads": 5}),
+    ("no-columns", ValueError, ("query.weight", "0 columns"), {"parameters": latent(query=Linear(floats(E, 0)))}),
+    ("no-rotation", ValueError, ("rotary_width", "even and at least 2", "got 0"), {"rotary_width": 0}),
+    ("odd-rotation", ValueError, ("rotary_width", "even", "got 3"), {"rotary_width": 3}),
+    ("wide-rotation", ValueError, ("rotary_width", "at most the head width 7", "got 8"), {"rotary_width": 8}),
+    ("whole-rotation", ValueError, ("rotary_width", "below the head width 2", "got 2"),
+     {"rotary_width": 2, "parameters": latent(query=Linear(floats(E, 12)))}),
+    ("down-columns", ValueError, ("key_value_down.weight", "[12, 13]", "got [12, 12]"),
+     {"parameters": latent(key_value_down=Linear(floats(E, 12)))}),
+    ("up-rows", ValueError, ("key_value_up.weight", "[9, HDV]", "key_value_norm.weight [9]", "got [8, 48]"),
+     {"parameters": latent(key_value_up=Linear(floats(8, 48)))}),
+    ("up-columns", ValueError, ("key_value_up.weight", "more than 3 columns", "6 heads", "18 columns"),
+     {"parameters": latent(key_value_up=Linear(floats(9, 18)))}),
+    ("up-share", ValueError, ("key_value_up.weight", "6 heads", "47 columns"),
+     {"parameters": latent(key_value_up=Linear(floats(9, 47)))}),
+    ("up-bias", ValueError, ("key_value_up.bias", "None", "[48]"),
+     {"parameters": latent(key_value_up=Linear(floats(9, 48), floats(48)))}),
+    ("output-rows", ValueError, ("output.weight", "[30, E_out]", "[31, 12]"),
+     {"parameters": latent(output=Linear(floats(31, E)))}),
+    ("norm", TypeError, ("key_value_norm", "Norm", "[9]"), {"parameters": latent(key_value_norm=floats(9))}),
+    ("norm-bias", ValueError, ("key_value_norm.bias", "None", "[9]"),
+     {"parameters": latent(key_value_norm=Norm(floats(9), floats(9)))}),
+    ("norm-alone", ValueError, ("query_norm", "exactly if query_down", "NoneType"),
+     {"parameters": latent(query_down=Linear(floats(E, 8)))}),
+    ("query-rows", ValueError, ("query.weight", "[8, HQ]", "query_norm.weight [8]", "got [12, 42]"),
+     {"parameters": latent(**NORMALIZED | {"query": Linear(floats(E, 42))})}),
+    ("query-norm", ValueError, ("query_down.weight", "[12, 7]", "got [12, 8]"),
+     {"parameters": latent(**NORMALIZED | {"query_norm": Norm(floats(7))})}),
+    ("positions", ValueError, ("positions", "[4] or [2, 4]", "got [5]"), {"positions": integers(*range(5))}),
+    ("negative-position", ValueError, ("positions", "[0, 2**30]", "-1"), {"positions": integers(0, -1, 2, 3)}),
+    ("pairing", ValueError, ("pairing", "'halves', 'interleaved'", "'pairs'"), {"pairing": "pairs"}),
+    ("base", ValueError, ("base", "greater than 1", "1.0"), {"base": 1.0}),
+    ("scale", ValueError, ("scale", "finite", "nan"), {"scale": float("nan")}),
+    ("eps", ValueError, ("eps", "finite and at least", "0.0"), {"eps": 0.0}),
+    ("absorbed", TypeError, ("absorbed", "True or False", "1"), {"absorbed": 1}),
+    ("mask", ValueError, ("[5, 5]", "[4, 4]"), {"mask": ones(5, 5)}),
+):  # fmt: skip
+    rule = "MLA-2" if id == "absorbed" else "MLA-1"
+    bad(f"latent-{id}", rule, error, shows, "latent_attention", **LATENT | changed)
 
 # --- norms ------------------------------------------------------------------------------------------------------------
 

@@ -31,8 +31,10 @@ from specification import (
     GatedFeedForward,
     KeyLengths,
     KeyPadding,
+    LatentAttention,
     Linear,
     MultiHeadAttention,
+    Norm,
     Segments,
     SlidingWindow,
     YarnScaling,
@@ -271,6 +273,32 @@ case(
 )  # fmt: skip
 case("empty-mean", "ATT-6", "multi_head_attention", layers(), *streams, num_heads=H, mask=Causal(-1), empty_rows="mean")
 
+
+def latent_layers(compressed: bool, biases: bool = True) -> LatentAttention:
+    """Four heads with keys of 3 + 2 columns and values of 2, and latents of 5."""
+
+    def linear(seed: int, rows: int, columns: int, biased: bool = biases) -> Linear:
+        return Linear(floats(rows, columns, seed=seed), floats(columns, seed=seed) if biased else None)
+
+    down, norm = (linear(4, E, 3), Norm(floats(3, seed=2))) if compressed else (None, None)
+    query, key = linear(1, 3 if compressed else E, H * 5), linear(2, E, 7)
+    up, output = linear(3, 5, H * 5, biased=False), linear(5, H * 2, 7)
+    return LatentAttention(query, key, Norm(floats(5, seed=1)), up, output, down, norm)
+
+
+for id, absorbed in (("expanded", False), ("absorbed", True)):
+    rule, given = ("MLA-2" if absorbed else "MLA-1"), (latent_layers(False), floats(B, Q, E, seed=6))
+    sizes: dict[str, Any] = {"num_heads": H, "rotary_width": 2, "absorbed": absorbed}
+    case(id, rule, "latent_attention", *given, **sizes)
+    case(f"{id}-compressed", rule, "latent_attention", latent_layers(True), given[1], mask=Causal(0), eps=0.3, **sizes)
+    case(f"{id}-no-bias", rule, "latent_attention", latent_layers(True, biases=False), given[1], scale=0.3, **sizes)
+    empty = KeyLengths(integers(2, 0))
+    case(f"{id}-halves", f"{rule} ATT-6", "latent_attention", *given, mask=empty, pairing="halves", **sizes)
+    ramp = YarnScaling(factor=4.0, original_length=16)
+    places = {"positions": integers([4, 0, 7], [3, 3, 1]), "scaling": ramp, "base": 50.0}
+    case(f"{id}-positions", f"{rule} POS-4", "latent_attention", *given, **places, **sizes)
+    case(f"{id}-nothing", rule, "latent_attention", given[0], floats(B, 0, E), **sizes)
+
 for id, x, weight in (
     ("rows", floats(2, 3, E), floats(E)),
     ("one-row", floats(E), floats(E)),
@@ -442,6 +470,18 @@ FAULTS: tuple[tuple[tuple[str, ...], Plant], ...] = (
     (("attention-causal",), replace_options("attention", mask=Causal(1))),
     (("attention-mean",), replace_options("attention", empty_rows="zero")),
     (("attention-sinks",), replace_options("attention", sinks=np.zeros(H))),
+    (
+        ("latent_attention-expanded", "latent_attention-expanded-compressed"),  # the shared key's, of one head only
+        edited("latent_attention_vjp", "np.sum(widen(others), axis=1, keepdims=True)", "others[:, :1]"),
+    ),
+    (
+        ("latent_attention-expanded", "latent_attention-absorbed"),
+        edited("latent_attention_vjp", "start:end] = cotangent", "start:end] = cotangent[:1]"),
+    ),
+    (("latent_attention-absorbed",), edited("latent_attention_vjp", "cotangent.transpose(2, 0, 1)", "0 * width")),
+    (("latent_attention-absorbed",), edited("latent_attention_vjp", "= cotangent.swapaxes(0, 1)", "= 0")),
+    (("latent_attention-absorbed",), edited("latent_attention_vjp", "return products", "return 2 * products")),
+    (("latent_attention-expanded-compressed",), replace_options("latent_attention", eps=0.31)),
     (("layer_norm-default-eps",), replace_options("layer_norm", eps=1.1e-5)),
     (("rms_norm-rows",), replace_options("rms_norm", eps=0.31)),
     (("rms_norm-rows-plus-one",), replace_options("rms_norm", plus_one=False)),
