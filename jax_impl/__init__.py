@@ -1,7 +1,7 @@
 """The port to JAX: the definition's functions on `jax.Array`, under `jax.jit`, `jax.vmap` and `jax.grad`.
 
 Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
-positions, rotary, latent_attention, feed_forward, blocks, transformer, decoding, generation, models, losses,
+positions, rotary, latent_attention, feed_forward, experts, blocks, transformer, decoding, generation, models, losses,
 optimizers, schedules, initializers. `engines/` holds a faster way to the results of `attention`, and has not to be
 read. The definition, `reference_numpy`, holds the full statement of each operation; here stands what is particular to
 JAX. Gradients come from `jax.grad`, and reverse mode may be nested; attention has no forward mode (`jax.jvp`,
@@ -14,6 +14,7 @@ from jax_impl.attention import *
 from jax_impl.blocks import *
 from jax_impl.embedding import *
 from jax_impl.engines.choice import *
+from jax_impl.experts import *
 from jax_impl.feed_forward import *
 from jax_impl.latent_attention import *
 from jax_impl.layer_norm import *

@@ -1,4 +1,4 @@
-"""Losses over classes in JAX (rules LOSS-1 and LOSS-2).
+"""Losses over classes, and those that keep routers in balance, in JAX (rules LOSS-1, LOSS-2 and MOE-6).
 
 A target outside [0, V) makes its row's loss NaN where targets are traced.
 """
@@ -15,9 +15,10 @@ from jax.lax import stop_gradient
 from jaxtyping import Bool, Float, Integer
 
 from jax_impl.dtypes import cast, widen
+from jax_impl.experts import choose_experts, softmax, spread
 from specification import checks
 
-__all__ = ["cross_entropy", "nll_loss"]
+__all__ = ["cross_entropy", "load_balancing_loss", "nll_loss", "router_z_loss"]
 
 
 def counted_targets(
@@ -108,6 +109,58 @@ def cross_entropy(
     return cast(reduced(losses, counted, reduction), logits.dtype)
 
 
+def real_tokens(
+    router_logits: Float[jax.Array, "*tokens X"], token_mask: Bool[jax.Array, "*tokens"] | None
+) -> Bool[jax.Array, "*tokens"]:
+    """Which tokens count: all without a mask."""
+    return jnp.ones(router_logits.shape[:-1], bool) if token_mask is None else jnp.asarray(token_mask)
+
+
+def expert_shares(
+    logits: Float[jax.Array, "*tokens X"], chosen: int, real: Bool[jax.Array, "*tokens"]
+) -> Float[jax.Array, "X"]:
+    """How many of the tokens choose an expert, of each expert, divided by the number of tokens."""
+    indices, _ = choose_experts(logits, chosen, 1, 1, "largest")
+    choices = jnp.where(real[..., None], spread(jnp.ones(indices.shape, logits.dtype), indices, logits.shape[-1]), 0)
+    return jnp.sum(choices, axis=tuple(range(real.ndim))) / jnp.maximum(jnp.sum(real), 1)
+
+
+def row_logsumexps(logits: Float[jax.Array, "*rows V"]) -> Float[jax.Array, "*rows"]:
+    """The log-sum-exp of each row."""
+    largest = stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    return jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1)) + largest[..., 0]
+
+
+def load_balancing_loss(
+    router_logits: Float[jax.Array, "*tokens X"],
+    *,
+    chosen: int,
+    token_mask: Bool[jax.Array, "*tokens"] | None = None,
+) -> Float[jax.Array, ""]:
+    """Compute X * sum over experts of (share of tokens that choose it * mean probability), and round once (MOE-6).
+
+    Args:
+        router_logits: [..., X], in float16, bfloat16, float32 or float64.
+        chosen: How many experts a token chooses: those with the largest logits, of equal ones the first. The choice
+            has no gradient.
+        token_mask: [...], True = a token. Nothing of the others reaches the result or a gradient, NaN included.
+
+    Returns:
+        A new array without axes in the dtype of router_logits; 0 where there is no token.
+
+    Raises:
+        TypeError: Dtypes that are not as described.
+        ValueError: Shapes or numbers that do not fit.
+    """
+    checks.load_balancing_loss(router_logits, chosen, token_mask)
+    real = real_tokens(router_logits, token_mask)
+    logits = jnp.where(real[..., None], widen(router_logits), 0)
+    shares = expert_shares(logits, chosen, real)
+    probabilities = jnp.where(real[..., None], softmax(logits), 0)
+    probabilities = jnp.sum(probabilities, axis=tuple(range(real.ndim))) / jnp.maximum(jnp.sum(real), 1)
+    return cast(logits.shape[-1] * jnp.sum(shares * probabilities), router_logits.dtype)
+
+
 def nll_loss(
     log_probabilities: Float[jax.Array, "*rows V"],
     targets: Integer[jax.Array, "*rows"],
@@ -138,3 +191,26 @@ def nll_loss(
     counted, classes = counted_targets(targets, log_probabilities.shape[-1], ignore)
     losses = -at_targets(widen(log_probabilities), classes)
     return cast(reduced(losses, counted, reduction), log_probabilities.dtype)
+
+
+def router_z_loss(
+    router_logits: Float[jax.Array, "*tokens X"], *, token_mask: Bool[jax.Array, "*tokens"] | None = None
+) -> Float[jax.Array, ""]:
+    """Compute the mean over tokens of the squared log-sum-exp of their logits, and round once (MOE-6).
+
+    Args:
+        router_logits: [..., X], in float16, bfloat16, float32 or float64.
+        token_mask: [...], True = a token. Nothing of the others reaches the result or a gradient, NaN included.
+
+    Returns:
+        A new array without axes in the dtype of router_logits; 0 where there is no token.
+
+    Raises:
+        TypeError: Dtypes that are not as described.
+        ValueError: Shapes that do not fit.
+    """
+    checks.router_z_loss(router_logits, token_mask)
+    real = real_tokens(router_logits, token_mask)
+    logits = jnp.where(real[..., None], widen(router_logits), 0)
+    losses = row_logsumexps(logits) ** 2
+    return cast(reduced(losses, real, "mean"), router_logits.dtype)

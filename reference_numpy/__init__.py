@@ -1,7 +1,7 @@
 """The definition: what a Transformer computes, in NumPy, to be read.
 
 Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
-positions, rotary, latent_attention, feed_forward, blocks, transformer, decoding, generation, models, losses,
+positions, rotary, latent_attention, feed_forward, experts, blocks, transformer, decoding, generation, models, losses,
 optimizers, schedules, initializers. Beside each file that has gradients stands the one with these, `<name>_vjp`: of
 operations by hand, of blocks and models by tape.
 """
@@ -14,6 +14,8 @@ from reference_numpy.blocks import *
 from reference_numpy.blocks_vjp import *
 from reference_numpy.embedding import *
 from reference_numpy.embedding_vjp import *
+from reference_numpy.experts import *
+from reference_numpy.experts_vjp import *
 from reference_numpy.feed_forward import *
 from reference_numpy.feed_forward_vjp import *
 from reference_numpy.latent_attention import *

@@ -1,11 +1,11 @@
-"""Losses over classes, defined (rules LOSS-1 and LOSS-2).
+"""Losses over classes, and those that keep routers in balance, defined (rules LOSS-1, LOSS-2 and MOE-6).
 
     log-probabilities = logits - log-sum-exp of the row
     loss of a row     = -sum over classes of the mixed target * log-probability
     mixed target      = (1 - label_smoothing) * one-hot of the target + label_smoothing / V
 
 The smoothing is that of Szegedy et al., arXiv 1512.00567, section 7, which "Attention Is All You Need", section 5.4,
-uses.
+uses. The losses of routers are those of the Switch Transformer, arXiv 2101.03961, and of ST-MoE, arXiv 2202.08906.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from reference_numpy.dtypes import widen
+from reference_numpy.experts import choose_experts, softmax, spread
 from specification import checks
 
-__all__ = ["cross_entropy", "nll_loss"]
+__all__ = ["cross_entropy", "load_balancing_loss", "nll_loss", "router_z_loss"]
 
 
 def counted_targets(
@@ -93,6 +94,58 @@ def cross_entropy(
     return np.asarray(reduced(losses, counted, reduction), logits.dtype)
 
 
+def real_tokens(
+    router_logits: Float[np.ndarray, "*tokens X"], token_mask: Bool[np.ndarray, "*tokens"] | None
+) -> Bool[np.ndarray, "*tokens"]:
+    """Which tokens count: all without a mask."""
+    return np.ones(router_logits.shape[:-1], bool) if token_mask is None else token_mask
+
+
+def expert_shares(
+    logits: Float[np.ndarray, "*tokens X"], chosen: int, real: Bool[np.ndarray, "*tokens"]
+) -> Float[np.ndarray, "X"]:
+    """How many of the tokens choose an expert, of each expert, divided by the number of tokens."""
+    indices, _ = choose_experts(logits, chosen, 1, 1, "largest")
+    choices = spread(np.ones(indices.shape, logits.dtype), indices, logits.shape[-1])
+    return np.sum(choices[real], axis=0) / max(np.sum(real), 1)
+
+
+def row_logsumexps(logits: Float[np.ndarray, "*rows V"]) -> Float[np.ndarray, "*rows"]:
+    """The log-sum-exp of each row."""
+    largest = np.max(logits, axis=-1, keepdims=True)
+    return np.log(np.sum(np.exp(logits - largest), axis=-1)) + largest[..., 0]
+
+
+@np.errstate(all="ignore")
+def load_balancing_loss(
+    router_logits: Float[np.ndarray, "*tokens X"],
+    *,
+    chosen: int,
+    token_mask: Bool[np.ndarray, "*tokens"] | None = None,
+) -> Float[np.ndarray, ""]:
+    """Compute X * sum over experts of (share of tokens that choose it * mean probability), and round once (MOE-6).
+
+    Args:
+        router_logits: [..., X], in float16, bfloat16, float32 or float64.
+        chosen: How many experts a token chooses: those with the largest logits, of equal ones the first. The choice
+            has no gradient.
+        token_mask: [...], True = a token. Nothing of the others reaches the result or a gradient, NaN included.
+
+    Returns:
+        A new array without axes in the dtype of router_logits; 0 where there is no token.
+
+    Raises:
+        TypeError: Dtypes that are not as described.
+        ValueError: Shapes or numbers that do not fit.
+    """
+    checks.load_balancing_loss(router_logits, chosen, token_mask)
+    real = real_tokens(router_logits, token_mask)
+    logits = widen(router_logits)
+    shares = expert_shares(logits, chosen, real)
+    probabilities = np.sum(softmax(logits)[real], axis=0) / max(np.sum(real), 1)
+    return np.asarray(logits.shape[-1] * np.sum(shares * probabilities), router_logits.dtype)
+
+
 @np.errstate(all="ignore")
 def nll_loss(
     log_probabilities: Float[np.ndarray, "*rows V"],
@@ -122,3 +175,26 @@ def nll_loss(
     counted, classes = counted_targets(targets, log_probabilities.shape[-1], ignore)
     losses = -widen(at_targets(log_probabilities, classes))
     return np.asarray(reduced(losses, counted, reduction), log_probabilities.dtype)
+
+
+@np.errstate(all="ignore")
+def router_z_loss(
+    router_logits: Float[np.ndarray, "*tokens X"], *, token_mask: Bool[np.ndarray, "*tokens"] | None = None
+) -> Float[np.ndarray, ""]:
+    """Compute the mean over tokens of the squared log-sum-exp of their logits, and round once (MOE-6).
+
+    Args:
+        router_logits: [..., X], in float16, bfloat16, float32 or float64.
+        token_mask: [...], True = a token. Nothing of the others reaches the result or a gradient, NaN included.
+
+    Returns:
+        A new array without axes in the dtype of router_logits; 0 where there is no token.
+
+    Raises:
+        TypeError: Dtypes that are not as described.
+        ValueError: Shapes that do not fit.
+    """
+    checks.router_z_loss(router_logits, token_mask)
+    real = real_tokens(router_logits, token_mask)
+    losses = row_logsumexps(widen(router_logits)) ** 2
+    return np.asarray(reduced(losses, real, "mean"), router_logits.dtype)

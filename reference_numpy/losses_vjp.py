@@ -6,11 +6,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from reference_numpy.dtypes import widen
-from reference_numpy.losses import counted_targets
+from reference_numpy.experts import softmax
+from reference_numpy.experts_vjp import softmax_gradient
+from reference_numpy.losses import counted_targets, expert_shares, real_tokens, row_logsumexps
 from specification import checks
 from specification.dtypes import dtype_name
 
-__all__ = ["cross_entropy_vjp", "nll_loss_vjp"]
+__all__ = ["cross_entropy_vjp", "load_balancing_loss_vjp", "nll_loss_vjp", "router_z_loss_vjp"]
 
 
 def row_cotangents(
@@ -66,6 +68,37 @@ def cross_entropy_vjp(
 
 
 @np.errstate(all="ignore")
+def load_balancing_loss_vjp(
+    router_logits: Float[np.ndarray, "*tokens X"],
+    cotangent: Float[np.ndarray, ""],
+    *,
+    chosen: int,
+    token_mask: Bool[np.ndarray, "*tokens"] | None = None,
+) -> Float[np.ndarray, "*tokens X"]:
+    """Compute the gradient of router_logits, through the probabilities; the shares are constants (MOE-6).
+
+    Args:
+        router_logits: As in `load_balancing_loss`.
+        cotangent: Gradient with respect to the result of `load_balancing_loss`, without axes, in its dtype.
+        chosen, token_mask: As in `load_balancing_loss`.
+
+    Returns:
+        A new array in the shape and dtype of router_logits, 0 for what is no token.
+
+    Raises:
+        TypeError, ValueError: As in `load_balancing_loss`, and for a cotangent in another shape or dtype than its
+            result.
+    """
+    checks.load_balancing_loss(router_logits, chosen, token_mask)
+    checks.cotangent(cotangent, (), dtype_name(router_logits))
+    real = real_tokens(router_logits, token_mask)
+    logits = widen(router_logits)
+    shares = expert_shares(logits, chosen, real)
+    received = logits.shape[-1] * row_cotangents(cotangent, real, "mean")[..., None] * shares
+    return np.where(real[..., None], softmax_gradient(softmax(logits), received), 0).astype(router_logits.dtype)
+
+
+@np.errstate(all="ignore")
 def nll_loss_vjp(
     log_probabilities: Float[np.ndarray, "*rows V"],
     targets: Integer[np.ndarray, "*rows"],
@@ -93,3 +126,31 @@ def nll_loss_vjp(
     gradient = np.zeros_like(widen(log_probabilities))
     add_at_targets(gradient, classes, -row_cotangents(cotangent, counted, reduction)[..., None])
     return gradient.astype(log_probabilities.dtype)
+
+
+@np.errstate(all="ignore")
+def router_z_loss_vjp(
+    router_logits: Float[np.ndarray, "*tokens X"],
+    cotangent: Float[np.ndarray, ""],
+    *,
+    token_mask: Bool[np.ndarray, "*tokens"] | None = None,
+) -> Float[np.ndarray, "*tokens X"]:
+    """Compute the gradient of router_logits: 2 * log-sum-exp * softmax, times what the token's square receives (MOE-6).
+
+    Args:
+        router_logits: As in `router_z_loss`.
+        cotangent: Gradient with respect to the result of `router_z_loss`, without axes, in its dtype.
+        token_mask: As in `router_z_loss`.
+
+    Returns:
+        A new array in the shape and dtype of router_logits, 0 for what is no token.
+
+    Raises:
+        TypeError, ValueError: As in `router_z_loss`, and for a cotangent in another shape or dtype than its result.
+    """
+    checks.router_z_loss(router_logits, token_mask)
+    checks.cotangent(cotangent, (), dtype_name(router_logits))
+    real = real_tokens(router_logits, token_mask)
+    logits = widen(router_logits)
+    received = 2 * row_logsumexps(logits) * row_cotangents(cotangent, real, "mean")
+    return np.where(real[..., None], received[..., None] * softmax(logits), 0).astype(router_logits.dtype)

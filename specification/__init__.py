@@ -9,6 +9,7 @@ from specification.exports import public_names as _public_names
 from specification.masks import *
 from specification.parameters import *
 from specification.rotary import *
+from specification.routing import *
 from specification.rules import *
 
 __all__ = _public_names(globals())

@@ -18,7 +18,7 @@ else:
 
 __all__ = [
     "Classifier", "Decoder", "DecoderBlock", "Embedding", "Encoder", "EncoderBlock", "FeedForward", "GatedFeedForward",
-    "LanguageModel", "LatentAttention", "Linear", "MultiHeadAttention", "Norm", "Transformer",
+    "LanguageModel", "LatentAttention", "Linear", "MixtureOfExperts", "MultiHeadAttention", "Norm", "Transformer",
 ]  # fmt: skip
 
 Parameters = TypeVar("Parameters", bound=Tree)
@@ -89,6 +89,20 @@ class GatedFeedForward(NamedTuple):
     gate: Linear
     inner: Linear
     outer: Linear
+
+
+class MixtureOfExperts(NamedTuple):
+    """A router and the feed-forward networks among which it chooses (MOE-1 to MOE-5).
+
+    router: weight [E, X], bias [X] or None. experts: X networks of one form, with an axis X before the axes of every
+    weight and bias. choice_bias: [X], added to the scores where experts are chosen, and not where they are weighed.
+    shared: one network of the same kind, without that axis, which every token passes.
+    """
+
+    router: Linear
+    experts: FeedForward | GatedFeedForward
+    choice_bias: Any = None
+    shared: FeedForward | GatedFeedForward | None = None
 
 
 class EncoderBlock(NamedTuple):

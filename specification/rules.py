@@ -83,6 +83,14 @@ RULES = {
 MODEL_RULES = {
     rule.id: rule
     for rule in (
+        Rule("MOE-1", "scores", "Logits and scores of all experts, in float32 or wider, never rounded to 16 bits."),
+        Rule("MOE-2", "choice", "The largest of scores + choice bias, equal ones by the lower index; groups first."),
+        Rule(
+            "MOE-3", "weights", "The chosen scores, as they are, normalised, or softmax of their logits; times scale."
+        ),
+        Rule("MOE-4", "experts", "Results times weights, summed by ascending index, and the shared network's."),
+        Rule("MOE-5", "independence", "A token's result depends on that token alone, unless experts have a capacity."),
+        Rule("MOE-6", "auxiliary losses", "X * sum of share * mean probability; mean of squared log-sum-exps."),
         Rule("BLK-1", "residual", "Post-norm: x = norm(x + sublayer(x)); pre-norm: x = x + sublayer(norm(x))."),
         Rule(
             "BLK-2",

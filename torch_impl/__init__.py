@@ -2,10 +2,10 @@
 
 Read in this order, beside the files of the same names in `reference_numpy`: masks, attention_steps, attention,
 multi_head_attention, layer_norm_steps, layer_norm, embedding, positions, rotary, latent_attention, feed_forward,
-blocks, transformer, decoding, generation, models, losses, optimizers, schedules, initializers. `engines/` holds faster
-ways to the same results, and has not to be read. Everything works under `torch.compile(fullgraph=True)`, and all but
-optimizers under `torch.autograd` (twice, too), `torch.func.grad`, `vjp` and `vmap`. It keeps its precision under
-`torch.autocast`. Forward-mode differentiation is not offered: `torch.compile` refuses functions that have it.
+experts, blocks, transformer, decoding, generation, models, losses, optimizers, schedules, initializers. `engines/`
+holds faster ways to the same results, and has not to be read. Everything works under `torch.compile(fullgraph=True)`,
+and all but optimizers under `torch.autograd` (twice, too), `torch.func.grad`, `vjp` and `vmap`. It keeps its precision
+under `torch.autocast`. Forward-mode differentiation is not offered: `torch.compile` refuses functions that have it.
 """
 
 import typing as _typing
@@ -17,6 +17,7 @@ from torch_impl.attention import *
 from torch_impl.blocks import *
 from torch_impl.embedding import *
 from torch_impl.engines.choice import *
+from torch_impl.experts import *
 from torch_impl.feed_forward import *
 from torch_impl.latent_attention import *
 from torch_impl.layer_norm import *

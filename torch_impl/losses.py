@@ -1,4 +1,4 @@
-"""Losses over classes in PyTorch (rules LOSS-1 and LOSS-2), as `reference_numpy/losses.py` defines them."""
+"""Losses over classes and of routers in PyTorch (LOSS-1, LOSS-2 and MOE-6), as in `reference_numpy/losses.py`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from jaxtyping import Bool, Float, Integer
 
 from specification import checks
 from torch_impl.dtypes import widen
+from torch_impl.experts import choose_experts, softmax, spread
 from torch_impl.masks import readable
 
-__all__ = ["cross_entropy", "nll_loss"]
+__all__ = ["cross_entropy", "load_balancing_loss", "nll_loss", "router_z_loss"]
 
 
 def counted_targets(
@@ -93,6 +94,62 @@ def cross_entropy(
     return reduced(losses, counted, reduction).to(logits.dtype)
 
 
+def real_tokens(
+    router_logits: Float[torch.Tensor, "*tokens X"], token_mask: Bool[torch.Tensor, "*tokens"] | None
+) -> Bool[torch.Tensor, "*tokens"]:
+    """Which tokens count: all without a mask."""
+    if token_mask is None:
+        return torch.ones(router_logits.shape[:-1], dtype=torch.bool, device=router_logits.device)
+    return token_mask
+
+
+def expert_shares(
+    logits: Float[torch.Tensor, "*tokens X"], chosen: int, real: Bool[torch.Tensor, "*tokens"]
+) -> Float[torch.Tensor, "X"]:
+    """How many of the tokens choose an expert, of each expert, divided by the number of tokens."""
+    indices, _ = choose_experts(logits, chosen, 1, 1, "largest")
+    choices = torch.where(
+        real[..., None], spread(torch.ones_like(indices, dtype=logits.dtype), indices, logits.shape[-1]), 0
+    )
+    return torch.sum(choices.flatten(0, -2), dim=0) / torch.clamp(torch.sum(real), min=1)
+
+
+def row_logsumexps(logits: Float[torch.Tensor, "*rows V"]) -> Float[torch.Tensor, "*rows"]:
+    """The log-sum-exp of each row."""
+    largest = torch.amax(logits, dim=-1, keepdim=True).detach()
+    return torch.log(torch.sum(torch.exp(logits - largest), dim=-1)) + largest[..., 0]
+
+
+def load_balancing_loss(
+    router_logits: Float[torch.Tensor, "*tokens X"],
+    *,
+    chosen: int,
+    token_mask: Bool[torch.Tensor, "*tokens"] | None = None,
+) -> Float[torch.Tensor, ""]:
+    """Compute X * sum over experts of (share of tokens that choose it * mean probability), and round once (MOE-6).
+
+    Args:
+        router_logits: [..., X], in float16, bfloat16, float32 or float64.
+        chosen: How many experts a token chooses: those with the largest logits, of equal ones the first. The choice
+            has no gradient.
+        token_mask: [...], True = a token. Nothing of the others reaches the result or a gradient, NaN included.
+
+    Returns:
+        A new array without axes in the dtype of router_logits; 0 where there is no token.
+
+    Raises:
+        TypeError: Dtypes that are not as described.
+        ValueError: Shapes or numbers that do not fit.
+    """
+    checks.load_balancing_loss(router_logits, chosen, token_mask)
+    real = real_tokens(router_logits, token_mask)
+    logits = torch.where(real[..., None], widen(router_logits), 0)
+    shares = expert_shares(logits, chosen, real)
+    probabilities = torch.where(real[..., None], softmax(logits), 0)
+    probabilities = torch.sum(probabilities.flatten(0, -2), dim=0) / torch.clamp(torch.sum(real), min=1)
+    return (logits.shape[-1] * torch.sum(shares * probabilities)).to(router_logits.dtype)
+
+
 def nll_loss(
     log_probabilities: Float[torch.Tensor, "*rows V"],
     targets: Integer[torch.Tensor, "*rows"],
@@ -121,3 +178,26 @@ def nll_loss(
     counted, classes = counted_targets(targets, log_probabilities.shape[-1], ignore)
     losses = -widen(at_targets(log_probabilities, classes))
     return reduced(losses, counted, reduction).to(log_probabilities.dtype)
+
+
+def router_z_loss(
+    router_logits: Float[torch.Tensor, "*tokens X"], *, token_mask: Bool[torch.Tensor, "*tokens"] | None = None
+) -> Float[torch.Tensor, ""]:
+    """Compute the mean over tokens of the squared log-sum-exp of their logits, and round once (MOE-6).
+
+    Args:
+        router_logits: [..., X], in float16, bfloat16, float32 or float64.
+        token_mask: [...], True = a token. Nothing of the others reaches the result or a gradient, NaN included.
+
+    Returns:
+        A new array without axes in the dtype of router_logits; 0 where there is no token.
+
+    Raises:
+        TypeError: Dtypes that are not as described.
+        ValueError: Shapes that do not fit.
+    """
+    checks.router_z_loss(router_logits, token_mask)
+    real = real_tokens(router_logits, token_mask)
+    logits = torch.where(real[..., None], widen(router_logits), 0)
+    losses = row_logsumexps(logits) ** 2
+    return reduced(losses, real, "mean").to(router_logits.dtype)

@@ -21,6 +21,7 @@ from specification import (
     KeyPadding,
     LatentAttention,
     Linear,
+    MixtureOfExperts,
     MultiHeadAttention,
     Norm,
     Segments,
@@ -530,6 +531,86 @@ for smoothing, error, shown in (
 ):  # fmt: skip
     given = {"logits": floats(2, 3), "targets": integers(0, 1), "label_smoothing": smoothing}
     bad(f"cross_entropy-smoothing-{smoothing}", "LOSS-1", error, (shown,), "cross_entropy", **given)
+
+# --- mixtures of experts ----------------------------------------------------------------------------------------------
+
+
+def stacked(experts: int = 6, **changed: Any) -> GatedFeedForward:
+    """Networks with an axis of experts before the others."""
+    parts = dict.fromkeys(("gate", "inner"), (E, 9)) | {"outer": (9, 3)}
+    networks = {name: Linear(floats(experts, *shape), floats(experts, shape[1])) for name, shape in parts.items()}
+    return GatedFeedForward(**networks)._replace(**changed)
+
+
+ROUTER = Linear(floats(E, 6), floats(6))
+for id, rule, error, shows, changed in (
+    ("width", "MOE-1", ValueError, ("router.weight", "[12, X] beside x [4, 12]", "got [11, 6]"),
+     {"router": Linear(floats(11, 6))}),
+    ("dtype", "MOE-1", TypeError, ("router.weight", "float32 like x", "got float64"),
+     {"router": Linear(floats(E, 6, dtype=np.float64))}),
+    ("array", "MOE-1", TypeError, ("router", "be a Linear", "[12, 6]"), {"router": floats(E, 6)}),
+    ("scoring", "MOE-1", ValueError, ("scoring", "'softmax', 'sigmoid', 'none'", "'tanh'"), {"scoring": "tanh"}),
+    ("bias", "MOE-2", ValueError, ("choice_bias", "[6]", "got [5]"), {"choice_bias": floats(5)}),
+    ("bias-dtype", "MOE-2", TypeError, ("choice_bias", "float32", "got float16"),
+     {"choice_bias": floats(6, dtype=np.float16)}),
+    ("nothing", "MOE-2", ValueError, ("chosen", "at least 1", "got 0"), {"chosen": 0}),
+    ("float", "MOE-2", TypeError, ("chosen", "integer", "float"), {"chosen": 2.0}),
+    ("many", "MOE-2", ValueError, ("chosen", "at most 6, the number of experts", "got 7"), {"chosen": 7}),
+    ("groups", "MOE-2", ValueError, ("router.weight", "4 groups share equally", "6 columns"), {"groups": 4}),
+    ("no-groups", "MOE-2", ValueError, ("groups", "at least 1", "got 0"), {"groups": 0}),
+    ("chosen-groups", "MOE-2", ValueError, ("chosen_groups", "at most 2, the number of groups", "got 3"),
+     {"groups": 2, "chosen_groups": 3}),
+    ("few-groups", "MOE-2", ValueError, ("chosen", "at most 2, the number of experts in the chosen groups", "got 3"),
+     {"groups": 3, "chosen": 3}),
+    ("group-score", "MOE-2", ValueError, ("group_score", "'two_largest', 'largest'", "'mean'"),
+     {"group_score": "mean"}),
+    ("weighting", "MOE-3", ValueError, ("weighting", "'scores', 'normalized', 'softmax'", "'sum'"),
+     {"weighting": "sum"}),
+    ("normalized-logits", "MOE-3", ValueError, ("weighting", "'scores' or 'softmax' with scoring 'none'"),
+     {"scoring": "none"}),
+    ("scale", "MOE-3", ValueError, ("scale", "finite in float32", "got inf"), {"scale": float("inf")}),
+    ("scale-array", "MOE-3", TypeError, ("scale", "real number", "[6]"), {"scale": floats(6)}),
+):  # fmt: skip
+    bad(f"route-{id}", rule, error, shows, "route", **{"x": floats(4, E), "router": ROUTER, "chosen": 2} | changed)
+
+MIXTURE = MixtureOfExperts(ROUTER, stacked())
+for id, rule, error, shows, changed in (
+    ("structure", "MOE-4", TypeError, ("parameters", "MixtureOfExperts", "GatedFeedForward"),
+     {"parameters": stacked()}),
+    ("network", "MOE-4", TypeError, ("experts", "GatedFeedForward", "list"),
+     {"parameters": MixtureOfExperts(ROUTER, [])}),
+    ("experts", "MOE-4", ValueError, ("experts.gate.weight", "[6, 12, F]", "got [5, 12, 9]"),
+     {"parameters": MixtureOfExperts(ROUTER, stacked(5))}),
+    ("single", "MOE-4", ValueError, ("experts.gate.weight", "[6, 12, F]", "got [12, 9]"),
+     {"parameters": MixtureOfExperts(ROUTER, gated())}),
+    ("expert-bias", "MOE-4", ValueError, ("experts.outer.bias", "[6, 3]", "got [3]"),
+     {"parameters": MixtureOfExperts(ROUTER, stacked(outer=Linear(floats(6, 9, 3), floats(3))))}),
+    ("shared", "MOE-4", ValueError, ("shared.outer.weight", "[9, 3]", "got [9, 4]"),
+     {"parameters": MIXTURE._replace(shared=gated(outer=Linear(floats(9, 4))))}),
+    ("shared-kind", "MOE-4", TypeError, ("shared", "GatedFeedForward", "FeedForward"),
+     {"parameters": MIXTURE._replace(shared=networks())}),
+    ("activation", "MOE-4", ValueError, ("activation", "'silu', 'clamped_swiglu'", "'swish'"),
+     {"activation": "swish"}),
+    ("plain-clamp", "MOE-4", ValueError, ("activation", "'relu', 'gelu', 'gelu_tanh', 'silu'", "'clamped_swiglu'"),
+     {"parameters": MixtureOfExperts(ROUTER, FeedForward(*stacked()[1:])), "activation": "clamped_swiglu"}),
+    ("choice", "MOE-2", ValueError, ("chosen", "at most 6"), {"chosen": 7}),
+    ("capacity", "MOE-5", ValueError, ("capacity", "at least 1", "got 0"), {"capacity": 0}),
+    ("capacity-float", "MOE-5", TypeError, ("capacity", "integer", "float"), {"capacity": 1.5}),
+    ("mask", "MOE-5", ValueError, ("token_mask", "[4]", "got [3]"), {"token_mask": ones(3)}),
+    ("mask-dtype", "MOE-5", TypeError, ("token_mask", "boolean", "float32"), {"token_mask": floats(4)}),
+):  # fmt: skip
+    given = {"parameters": MIXTURE, "x": floats(4, E), "chosen": 2}
+    bad(f"mixture-{id}", rule, error, shows, "mixture_of_experts", **given | changed)
+
+for id, error, shows, operation, changed in (
+    ("chosen", ValueError, ("chosen", "at most 3", "got 4"), "load_balancing_loss", {"chosen": 4}),
+    ("mask", ValueError, ("token_mask", "[2]", "got [3]"), "load_balancing_loss", {"chosen": 1, "token_mask": ones(3)}),
+    ("no-axes", ValueError, ("router_logits", "[..., X]", "got []"), "router_z_loss", {"router_logits": floats()}),
+    ("no-expert", ValueError, ("router_logits", "at least one expert"), "router_z_loss",
+     {"router_logits": floats(2, 0)}),
+    ("mask-dtype", TypeError, ("token_mask", "boolean", "int32"), "router_z_loss", {"token_mask": integers(0, 1)}),
+):  # fmt: skip
+    bad(f"router-loss-{id}", "MOE-6", error, shows, operation, **{"router_logits": floats(2, 3)} | changed)
 
 # --- optimizers, schedules, initial weights ---------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from specification import (
     KeyPadding,
     LatentAttention,
     Linear,
+    MixtureOfExperts,
     MultiHeadAttention,
     Norm,
     Segments,
@@ -47,7 +48,7 @@ UNIT_ROUNDOFF = 2.0**-53
 
 
 class Case(NamedTuple):
-    """One call. Its floating arrays are differentiated: the positional ones, then bias and sinks."""
+    """One call. Its floating arrays are differentiated: the positional ones, then bias, sinks and choice bias."""
 
     id: str
     rules: tuple[str, ...]
@@ -67,7 +68,7 @@ def leaves(structure: Any) -> list[np.ndarray]:
 
 
 def inputs(case: Case) -> list[np.ndarray]:
-    return leaves([case.arguments, case.options.get("bias"), case.options.get("sinks")])
+    return leaves([case.arguments, *(case.options.get(name) for name in ("bias", "sinks", "choice_bias"))])
 
 
 class Function:
@@ -363,6 +364,55 @@ case("minus-infinity", "LOSS-1", "cross_entropy", with_entry(floats(2, E), (0, 1
 case("hidden-nan", "LOSS-2", "nll_loss", with_entry(floats(2, 3, E), (1, 0), np.nan), targets, ignore=-1)
 case("nothing", "LOSS-1", "cross_entropy", floats(0, E), np.zeros(0, int))
 
+X = 6
+tokens, keep = floats(2, 3, 4, seed=21), integers([1, 1, 0], [1, 0, 1]).astype(bool)
+router, chooser = Linear(floats(4, X, seed=22), floats(X, seed=23)), floats(X, seed=24)
+three = {"groups": 3, "chosen_groups": 2, "choice_bias": chooser}
+for id, options in {
+    "plain": {}, "scores": {"weighting": "scores", "scale": 2.5}, "softmax": {"weighting": "softmax"},
+    "sigmoid": {"scoring": "sigmoid"} | three, "none": {"scoring": "none", "weighting": "softmax"} | three,
+    "logits": {"scoring": "none", "weighting": "scores"}, "largest": {"group_score": "largest"} | three,
+}.items():  # fmt: skip
+    case(id, "MOE-1 MOE-2 MOE-3", "route", tokens, router, chosen=2, **options)
+case("no-bias", "MOE-1", "route", floats(4, seed=21), Linear(router.weight), chosen=1)
+case("nothing", "MOE-1", "route", floats(0, 4), router, chosen=2)
+
+
+def stacked(columns: tuple[int, int], biases: bool, *lead: int) -> tuple[Linear, Linear]:
+    """An inner and an outer projection, with axes before the others."""
+    inner, outer = columns
+    parts = ((4, inner, 31), (inner, outer, 33))
+    return tuple(
+        Linear(floats(*lead, i, o, seed=seed), floats(*lead, o, seed=seed + 1) if biases else None)
+        for i, o, seed in parts
+    )  # type: ignore[return-value]
+
+
+plain = FeedForward(*stacked((5, 3), True, X))
+gates = Linear(4 * floats(X, 4, 5, seed=35), floats(X, 5, seed=36))
+gated_experts = GatedFeedForward(gates, *stacked((5, 3), True, X))
+shared = GatedFeedForward(Linear(floats(4, 7, seed=37)), *stacked((7, 3), False))
+everything = MixtureOfExperts(router, gated_experts, chooser, shared)
+for id, parameters, options in (
+    ("plain", MixtureOfExperts(router, plain), {"activation": "relu"}),
+    ("gated", MixtureOfExperts(router, gated_experts), {"scoring": "sigmoid", "scale": 2.5}),
+    ("shared", everything, {"groups": 3, "chosen_groups": 2, "token_mask": keep}),
+    ("clamped", everything, {"activation": "clamped_swiglu", "weighting": "softmax", "scoring": "none"}),
+    ("capacity", everything, {"capacity": 1, "token_mask": keep}),
+):
+    case(id, "MOE-4 MOE-5", "mixture_of_experts", parameters, tokens, chosen=2, **options)
+hidden = with_entry(tokens, (0, 2), np.nan)
+case("hidden-nan", "MOE-5", "mixture_of_experts", everything, hidden, chosen=2, token_mask=keep)
+case("nothing", "MOE-4", "mixture_of_experts", everything, floats(0, 4), chosen=2)
+
+hidden = with_entry(floats(2, 3, X, seed=25), (0, 2), np.nan)
+for id, options in {"plain": {}, "masked": {"token_mask": keep}}.items():
+    rows = hidden if options else floats(2, 3, X, seed=25)
+    case(id, "MOE-6", "load_balancing_loss", rows, chosen=2, **options)
+    case(id, "MOE-6", "router_z_loss", rows, **options)
+case("nothing", "MOE-6", "load_balancing_loss", floats(0, X), chosen=2)
+case("nothing", "MOE-6", "router_z_loss", floats(2, X), token_mask=np.zeros(2, bool))
+
 ids = integers([0, 3, 3], [1, 3, 0])
 case("repeated", "EMB-1", "embedding", floats(5, E), ids)
 case("scaled", "EMB-1", "embedding", floats(5, E), ids, scaled=True)
@@ -527,6 +577,15 @@ FAULTS: tuple[tuple[tuple[str, ...], Plant], ...] = (
      edited("rotary_vjp", "rotate(cotangent, -sine", "rotate(cotangent, sine")),
     (("rotary_embedding-scaled",),
      edited("rotary_vjp", "cosine, pairing, cotangent)", "cosine, pairing, cotangent / 1.1)")),
+    (("route-scores",), edited("experts_vjp", "weights_cotangent * float(scale)", "weights_cotangent")),
+    (("route-plain", "mixture_of_experts-plain"),
+     edited("experts_vjp", "np.sum(weights * received, axis=-1, keepdims=True)", "0")),
+    (("route-sigmoid", "mixture_of_experts-gated"), edited("experts_vjp", "scores * (1 - scores)", "scores")),
+    (("mixture_of_experts-clamped",), edited("experts_vjp", "np.abs(value) > 7", "np.abs(value) > 70")),
+    (("mixture_of_experts-shared", "mixture_of_experts-capacity"),
+     edited("experts_vjp", "tokens_gradient[rows] += widen(through_shared)", "pass")),
+    (("load_balancing_loss-plain",), edited("losses_vjp", "logits.shape[-1] * row_cotangents", "row_cotangents")),
+    (("router_z_loss-masked",), edited("losses_vjp", "received = 2 * ", "received = 1 * ")),
     (("multi_head_attention-plain",), edited("multi_head_attention_vjp", "rows.sum(axis=0)", "rows.mean(axis=0)")),
 )  # fmt: skip
 
