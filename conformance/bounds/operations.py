@@ -263,6 +263,7 @@ BOUNDS = {
     "attention_logsumexp": "operations:attention",
     "merge_attention": "operations:merge_attention",
     "multi_head_attention": "operations:multi_head_attention",
+    "latent_attention": "latent_attention:latent_attention",
     "layer_norm": "operations:layer_norm",
     "rms_norm": "operations:layer_norm",
     "standard_deviation_norm": "operations:layer_norm",
@@ -332,7 +333,7 @@ def split_heads(x: Approx, heads: int) -> Approx:
 
 def concatenate_heads(x: Approx) -> Approx:
     """[B, heads, T, W] as [B, T, heads * W]."""
-    return map_approx(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], -1))
+    return map_approx(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], a.shape[1] * a.shape[3]))
 
 
 # --- below `strict` ---------------------------------------------------------------------------------------------------

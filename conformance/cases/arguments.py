@@ -22,7 +22,8 @@ import numpy as np
 from conformance.cases.case import Case, list_arrays
 from conformance.cases.declaration import KERNEL_ARGUMENTS
 from conformance.cases.facts import operation_facts
-from specification import Linear
+from conformance.cases.operation import Structure
+from specification import Linear, Norm
 from specification.dtypes import compute_dtype_name
 from specification.masks import Dense, as_mask
 
@@ -92,7 +93,7 @@ def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -
     available |= options
     record = operation_facts(operation)
     if record.structure is not None:
-        fields = [projection(inputs, name) for name in record.structure.fields]
+        fields = [read_field(inputs, record.structure, name) for name in record.structure.fields]
         available["parameters"] = record.structure.kind(*fields)
     if record.state is not None:
         available["state"] = record.state.kind(*(available.pop(name, None) for name in record.state.fields))
@@ -124,12 +125,22 @@ def name_arguments(operation: str, given: Mapping[str, Any]) -> tuple[dict[str, 
     return inputs, options
 
 
-def name_projection(name: str, linear: Linear | Sequence[Linear]) -> dict[str, np.ndarray]:
-    """The arrays of a projection, or of several, one for each head."""
-    if not isinstance(linear, Linear):
+def name_projection(name: str, linear: Linear | Norm | Sequence[Linear] | None) -> dict[str, np.ndarray]:
+    """The arrays of a projection or norm, or of several projections, one for each head; none of a field without any."""
+    if linear is None:
+        return {}
+    if not isinstance(linear, Linear | Norm):
         return {n: array for i, one in enumerate(linear) for n, array in name_projection(f"{name}[{i}]", one).items()}
     arrays = {f"{name}.weight": linear.weight, f"{name}.bias": linear.bias}
     return {n: array for n, array in arrays.items() if array is not None}
+
+
+def read_field(inputs: dict[str, Any], structure: Structure, name: str) -> Any:
+    """A projection, those of all heads, or a norm; None for a field that may be None and has no arrays."""
+    if name in structure.norms and f"{name}.weight" in inputs:
+        return Norm(inputs[f"{name}.weight"], inputs.get(f"{name}.bias"))
+    absent = not any(given.startswith((f"{name}.", f"{name}[")) for given in inputs)
+    return None if absent and name in structure.optional else projection(inputs, name)
 
 
 def projection(inputs: dict[str, Any], name: str) -> Linear | list[Linear]:
@@ -153,7 +164,8 @@ def named_gradients(case: Case, gradients: Any) -> dict[str, np.ndarray]:
         parameters = fields.pop("parameters", None)
         flat |= fields
         for name in record.structure.fields if record.structure is not None else ():
-            flat |= projection_gradients(case, name, getattr(parameters, name))
+            if getattr(parameters, name) is not None:
+                flat |= projection_gradients(case, name, getattr(parameters, name))
     return {name: g for name, g in flat.items() if g is not None and name in case.inputs}
 
 

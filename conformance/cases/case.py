@@ -139,7 +139,10 @@ def heads_of(case: Case) -> dict[str, int]:
 
 
 def heads_and_keys(case: Case) -> tuple[int, int, int, int]:
-    """H query heads, G key heads, Q queries and K keys, of an operation that has masks."""
+    """H query heads, G key heads, Q queries and K keys, of an operation that has masks; tokens are both."""
+    if "x" in case.inputs:
+        H, T = case.options["num_heads"], case.inputs["x"].shape[1]
+        return H, H, T, T
     query, key = case.inputs["query"], case.inputs["key"]
     if "num_heads" not in case.options:
         return query.shape[1], key.shape[1], query.shape[2], key.shape[2]

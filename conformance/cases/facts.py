@@ -28,7 +28,7 @@ from conformance.cases.operation import (
     V,
     name_leading_axes,
 )
-from specification import FeedForward, GatedFeedForward, MultiHeadAttention
+from specification import FeedForward, GatedFeedForward, LatentAttention, MultiHeadAttention
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.optimizers import AdamState, SgdState
 
@@ -178,6 +178,53 @@ MULTI_HEAD_ATTENTION = OperationFacts(
     shape=lambda case, name, layout: (*case.inputs["query"].shape[:-1], case.inputs["output.weight"].shape[-1]),
     dimensions=lambda case: masked_dimensions(case) | {"model_width": case.inputs["query"].shape[-1]},
     axes=multi_head_axes,
+)
+
+
+def latent_axes(case: Case) -> Described:
+    """Columns of a sum, as of key and value side by side, keep their number; tokens are queries and keys."""
+    inputs, H = case.inputs, case.options["num_heads"]
+    B_, T, E = inputs["x"].shape
+    (rows, query), (C, up) = inputs["query.weight"].shape, inputs["key_value_up.weight"].shape
+    value, outer = inputs["output.weight"].shape
+    sizes = {"B": B_, "G": H, "S": 1, "Q": T, "K": T, "D": query // H, "V": value // H, "model": E, "output": outer}
+    sizes |= {"C": C, "C and R": inputs["key_value_down.weight"].shape[1], "D and V": up // H, "inner": rows}
+    model, heads, latents, down = ("model",), (*HEADS, "D"), ("C",), ("C and R",)
+    source = ("inner",) if "query_down.weight" in inputs else model
+    arrays: Arrays = {"x": (B, Q, model), "positions": (B, Q), "query.weight": (source, heads), "query.bias": (heads,)}
+    arrays |= {"query_down.weight": (model, source), "query_down.bias": (source,), "query_norm.weight": (source,)}
+    arrays |= {"key_value_down.weight": (model, down), "key_value_down.bias": (down,)}
+    arrays |= {"key_value_norm.weight": (latents,), "key_value_up.weight": (latents, (*HEADS, "D and V"))}
+    arrays |= {"output.weight": ((*HEADS, "V"), ("output",)), "output.bias": (("output",),)}
+    return sizes, arrays | {"-> output": (B, Q, ("output",))}, {}
+
+
+def latent_dimensions(case: Case) -> dict[str, int]:
+    inputs, H = case.inputs, case.options["num_heads"]
+    (batch, length, model), latents = inputs["x"].shape, inputs["key_value_norm.weight"].size
+    widths = {"key_width": inputs["query.weight"].shape[1] // H, "value_width": inputs["output.weight"].shape[0] // H}
+    positions = inputs.get("positions", np.arange(length))
+    sizes = {"batch": batch, "heads": H, "length": length, "table": int(positions.max(initial=-1)) + 1}
+    return sizes | widths | {"model_width": model, "inner_width": latents}
+
+
+LATENT_ATTENTION = OperationFacts(
+    name="latent_attention",
+    rules={"": "MLA-1"},
+    option_rules={"absorbed": "MLA-2"},
+    arguments=("parameters", "x"),
+    differentiated=("parameters", "x"),
+    structure=Structure(
+        LatentAttention,
+        LatentAttention._fields,
+        norms=("key_value_norm", "query_norm"),
+        optional=("query_down", "query_norm"),
+    ),
+    shape=lambda case, name, layout: (*case.inputs["x"].shape[:-1], case.inputs["output.weight"].shape[-1]),
+    dimensions=latent_dimensions,
+    axes=latent_axes,
+    fixed=("S", "D", "V", "C", "C and R", "D and V"),
+    tied=("Q", "K"),
 )
 
 
@@ -584,6 +631,7 @@ CLIP_BY_GLOBAL_NORM = OperationFacts(
 
 IN_ORDER = (
     *(ATTENTION, ATTENTION_WEIGHTS, ATTENTION_LOGSUMEXP, MERGE_ATTENTION, MULTI_HEAD_ATTENTION),
+    LATENT_ATTENTION,
     *(LAYER_NORM, RMS_NORM, STANDARD_DEVIATION_NORM),
     *(FEED_FORWARD, GATED_FEED_FORWARD, EMBEDDING, LEARNED_POSITIONS, SINUSOIDAL_POSITIONS),
     *(ALIBI_BIAS, RELATIVE_POSITION_BIAS),

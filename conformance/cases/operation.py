@@ -46,10 +46,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Structure:
-    """A NamedTuple of linear layers that an operation takes as its argument `parameters`."""
+    """A NamedTuple of linear layers that an operation takes as its argument `parameters`.
+
+    norms: those of the fields that are norms. optional: those that may be None.
+    """
 
     kind: Callable[..., Any]
     fields: tuple[str, ...]
+    norms: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,8 @@ class OperationFacts:
     shape: of a result, from the case, the name of the result, and the layout of attention's arrays ("BHTD", "BTHD").
     dimensions: the sizes of a case, by names of `declaration.DIMENSIONS`.
     axes: of all arrays of a case, as described above.
+    fixed: dimensions that keep their size, where an axis is a sum of sizes and no product.
+    tied: dimensions that change together.
     """
 
     name: str
@@ -129,6 +136,8 @@ class OperationFacts:
     rows: Rows | None = None
     least_width: int = 1
     width_unit: int = 1
+    fixed: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
 
     @property
     def takes_arrays(self) -> bool:

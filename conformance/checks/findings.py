@@ -341,7 +341,7 @@ def has_swapped_heads(finding: Finding) -> bool:
 # fmt: off
 AxisName = Literal[
     "B", "G", "S", "H", "Q", "K", "D", "V", "parts", "rows", "W", "E", "E of key", "E of value", "inner", "output",
-    "vocabulary", "classes", "length", "T", "offset", "H D", "G D", "G V", "H V",
+    "model", "vocabulary", "classes", "length", "T", "offset", "H D", "G D", "G V", "H V",
 ]
 # fmt: on
 """Dimensions as `cases/facts.py` names them, without numbers; H: all query heads. Of multi-head attention, the columns

@@ -40,6 +40,8 @@ PARTS = (
     Part("ATT-9", STRICT, "weights of 16-bit inputs in float32"),
     Part("ATT-13", STRICT, "the same bits twice"),
     Part("ATT-14", ROBUST, "log-sum-exps far from 0"),
+    Part("MLA-1", ROBUST, "NaN in tokens, and no tokens"),
+    Part("MLA-2", ROBUST, "NaN in tokens, and no tokens"),
     Part("NORM-3", STRICT, "the bias exactly, not just within the bound of any other row"),
     Part("NORM-7", STRICT, "constant rows as in NORM-3"),
     Part("NORM-7", ROBUST, "gradients in constant rows"),

@@ -28,6 +28,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "lookups": ("embedding", "learned_positions", "relative_position_bias"),
     "precision": ATTENTION,
     "multi_head": ("multi_head_attention",),
+    "latent_attention": ("latent_attention",),
     "feed_forward": ("feed_forward", "gated_feed_forward", "silu"),
     "losses": ("cross_entropy", "nll_loss"),
     "optimizers": ("adam_step", "sgd_step", "clip_by_global_norm"),

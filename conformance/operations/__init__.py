@@ -16,6 +16,7 @@ from conformance.sampling.histories import Histories, plain_histories
 FILES = {
     "attention": ("attention", "attention_weights", "attention_logsumexp", "merge_attention"),
     "multi_head_attention": ("multi_head_attention",),
+    "latent_attention": ("latent_attention",),
     "norms": ("layer_norm", "rms_norm", "standard_deviation_norm"),
     "feed_forward": ("feed_forward", "gated_feed_forward", "silu"),
     "positions": (

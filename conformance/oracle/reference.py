@@ -86,6 +86,18 @@ def multi_head_work(
     return parameters + products + inputs + inner
 
 
+def latent_work(
+    passes: int, gradients: bool, *, B: int, H: int, T: int, E: int, D: int, V: int, C: int, R: int, inner: int
+) -> float:
+    columns = [(E, C + R), (C, H * (D - R + V)), (H * V, E)]
+    columns += [(E, inner), (inner, H * D)] if inner else [(E, H * D)]
+    products = sum(rows * width for rows, width in columns)
+    layers = products * (15 if gradients else 4) + 0.4 * passes * B * T * products
+    turned = B * T * (H + 1) * R * (30 if gradients else 14) + B * T * R * 30
+    normalized = B * T * (C + inner) * (55 if gradients else 25)
+    return layers + turned + normalized + attention_work(passes, gradients, B=B, H=H, G=H, Q=T, K=T, D=D, V=V)
+
+
 def norm_work(passes: int, gradients: bool, *, rows: int, width: int) -> int:
     return rows * width * (55 if gradients else 25) + width * (20 if gradients else 3)
 
@@ -127,6 +139,7 @@ WORK: dict[str, Callable[..., float]] = {
     "attention_logsumexp": attention_work,
     "merge_attention": merge_work,
     "multi_head_attention": multi_head_work,
+    "latent_attention": latent_work,
     "layer_norm": norm_work,
     "rms_norm": norm_work,
     "standard_deviation_norm": norm_work,
@@ -146,6 +159,8 @@ def ball_work(operation: str, *, gradients: bool, **sizes: int) -> float:
         attention: B, H, G, Q, K, D, V; attention_weights, attention_logsumexp: the same without V
         merge_attention: B, H, Q, V, parts
         multi_head_attention: B, H, G, Q, K, D, V, E (the model's width)
+        latent_attention: B, H, T, E (the model's width), D (of a key), V, C (of a latent), R (rotated), inner (columns
+            between the query's two projections, or 0)
         layer_norm, rms_norm, standard_deviation_norm: rows, width
         feed_forward, gated_feed_forward: rows, E, F (the inner width), out (the output's width)
         embedding, learned_positions: N (rows of the table), E, rows (taken)

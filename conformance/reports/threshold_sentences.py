@@ -25,6 +25,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "E": ("column", "columns"),
     "E of key": ("column of the key's input", "columns of the key's input"),
     "E of value": ("column of the value's input", "columns of the value's input"),
+    "model": ("column of the model", "columns of the model"),
     "inner": ("column inside", "columns inside"),
     "output": ("column of the output", "columns of the output"),
     "vocabulary": ("row of the table", "rows of the table"),

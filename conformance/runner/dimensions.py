@@ -283,7 +283,9 @@ def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
         return [Dimension((name,), units.get(name, 1), least.get(name, 1)) for name in names]
     if not record.masked:
         units = {"E": math.lcm(record.width_unit, declaration.width_multiple), "inner": declaration.width_multiple}
-        return [Dimension((n,), units.get(n, 1), 0 if n == OFFSET else units.get(n, 1)) for n in names]
+        free = [name for name in names if name not in (*record.fixed, *record.tied)]
+        alone = [Dimension((n,), units.get(n, 1), 0 if n == OFFSET else units.get(n, 1)) for n in free]
+        return [*alone, Dimension(record.tied)] if record.tied else alone
     together = [("Q", "K")] if "cross" not in declaration else []
     together += [("D", "V")] if "value_width" not in declaration and "V" in names else []
     alone = [(name,) for name in names if not any(name in tied for tied in together)]

@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention_logsumexp": ("strategies:attention_cases", {"operation": "attention_logsumexp"}),
     "merge_attention": ("strategies:merge_cases", {}),
     "multi_head_attention": ("strategies:fused_or_separate_cases", {}),
+    "latent_attention": ("latent_attention:latent_cases", {}),
     "layer_norm": ("layers:norm_cases", {"operation": "layer_norm"}),
     "rms_norm": ("layers:norm_cases", {"operation": "rms_norm"}),
     "standard_deviation_norm": ("layers:norm_cases", {"operation": "standard_deviation_norm"}),

@@ -220,7 +220,8 @@ class CallableSubject(Subject):
             mask = drop_offset(mask, self.declaration.convention("causal"), case)
         elif not isinstance(mask, Dense):
             H, _, Q, K = heads_and_keys(case)
-            mask = Dense(np.array(materialize(mask, Q, K, batch=case.inputs["query"].shape[0], heads=H)))
+            batch = case.inputs["x" if "x" in case.inputs else "query"].shape[0]
+            mask = Dense(np.array(materialize(mask, Q, K, batch=batch, heads=H)))
         return map_dense_masks(mask, invert_mask) if self.declaration.convention("polarity") == "masked" else mask
 
     def head_order(self, case: Case) -> np.ndarray | None:

@@ -77,6 +77,8 @@ def split_gradient(case: Case, name: str, gradient: object) -> dict[str, Any]:
     for field in record.structure.fields if record.structure is not None else ():
         if not hasattr(gradient, field):
             raise WrongAnswer(ReturnedGradients(describe_value(gradient), of=name, lacks=field))
+        if getattr(gradient, field) is None and not any(given.startswith(field) for given in case.inputs):
+            continue
         flat |= projection_gradients(case, field, getattr(gradient, field))
     return flat
 

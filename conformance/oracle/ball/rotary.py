@@ -72,13 +72,18 @@ def amplitude(options: dict[str, Any]) -> arb:
 
 def rotary_embedding(leaves: Leaves, options: dict[str, Any]) -> Results:
     """(x1 cos - x2 sin, x2 cos + x1 sin) times the attention factor, pair by pair (POS-3)."""
-    x, positions = leaves.read("x"), np.asarray(leaves.inputs["positions"]).astype(np.int64)
+    return {"output": turn(leaves.read("x"), leaves.inputs["positions"], options)}
+
+
+def turn(x: Variable, positions: np.ndarray, options: dict[str, Any]) -> Variable:
+    """x [B, H, T, D] turned by positions [T] or [B, T]."""
+    positions = np.asarray(positions).astype(np.int64)
     columns, pairing = x.shape[-1], options.get("pairing") or "halves"
     width = columns if options.get("rotary_width") is None else options["rotary_width"]
     length = options.get("length")
     length = int(positions.max(initial=-1)) + 1 if length is None else length
     waves, size = wavelengths(width, options, length), amplitude(options)
-    rows = positions.reshape(-1, 1, positions.shape[-1])
+    rows = np.atleast_2d(positions)[:, None]
     sine, cosine = (np.empty((*rows.shape, width // 2), object) for _ in range(2))
     for index in np.ndindex(sine.shape):
         angle = arb(int(rows[index[:-1]])) / waves[index[-1]]
@@ -88,7 +93,7 @@ def rotary_embedding(leaves: Leaves, options: dict[str, Any]) -> Results:
     turned = concatenate([first * cosine - second * sine, second * cosine + first * sine], -1)
     if "columns" not in options:  # a convention by which they come back as they are here
         turned = turned[..., np.argsort(order.reshape(-1))]
-    return {"output": turned if width == columns else concatenate([turned, x[..., np.arange(width, columns)]], -1)}
+    return turned if width == columns else concatenate([turned, x[..., np.arange(width, columns)]], -1)
 
 
 def rotary_frequencies(leaves: Leaves, options: dict[str, Any]) -> Results:
