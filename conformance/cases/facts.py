@@ -212,6 +212,9 @@ LATENT_ATTENTION = OperationFacts(
     name="latent_attention",
     rules={"": "MLA-1"},
     option_rules={"absorbed": "MLA-2"},
+    conventions=(
+        *("weights", "products", "scores", "shared_heads", "saved", "merging", "normalized", "angles", "rotation"),
+    ),
     arguments=("parameters", "x"),
     differentiated=("parameters", "x"),
     structure=Structure(
