@@ -74,6 +74,8 @@ def latent_attention_vjp(
     parameters: LatentAttention,
     x: Float[np.ndarray, "B T E"],
     cotangent: Float[np.ndarray, "B T E_out"],
+    *,
+    num_heads: int,
     **options: Any,
 ) -> LatentAttentionGradients:
     """Compute the gradients of parameters and x (MLA-1, MLA-2).
@@ -81,7 +83,7 @@ def latent_attention_vjp(
     Args:
         parameters, x: As in `latent_attention`.
         cotangent: Gradient with respect to the result of `latent_attention`, [B, T, E_out], in its dtype.
-        **options: As in `latent_attention`.
+        num_heads, **options: As in `latent_attention`.
 
     Returns:
         Gradients in the shapes and dtypes of the arguments.
@@ -89,4 +91,6 @@ def latent_attention_vjp(
     Raises:
         TypeError, ValueError: As in `latent_attention`, and for a cotangent in another shape or dtype than its result.
     """
-    return LatentAttentionGradients(**vjp(latent_attention, {"parameters": parameters, "x": x}, cotangent, **options))
+    return LatentAttentionGradients(
+        **vjp(latent_attention, {"parameters": parameters, "x": x}, cotangent, num_heads=num_heads, **options)
+    )

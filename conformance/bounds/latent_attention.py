@@ -19,6 +19,9 @@ one, queries in the latents' space and sums of latents in the other. Of every nu
 counts, so that whoever is within the bound of the form that he takes conforms. The latent's gradient has one part in
 the expanded form, and two that are rounded by themselves in the absorbed one, as key and as value.
 
+Roundings that a subject declares are those of the steps: of products and weights, of scores, of rows before the weight
+of a norm, of sines, cosines and their products, and of angles (`arithmetic.py`, `attention.py`, `rotary.py`).
+
 NaN. Where NaN stands in a token, a row that attends to it is NaN, and no other row depends on it: bounds are those of
 the same call with 0 there.
 """
@@ -32,10 +35,22 @@ import numpy as np
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers
-from conformance.bounds.arithmetic import Approx, Precision, add, exact, map_approx, matmul, multiply, round_output
+from conformance.bounds.arithmetic import (
+    Approx,
+    Precision,
+    add,
+    exact,
+    map_approx,
+    matmul,
+    multiply,
+    round_approx,
+    round_output,
+    side,
+    side_gradient,
+)
 from conformance.bounds.arithmetic import total as total_of
 from conformance.bounds.operations import concatenate_heads, split_heads
-from conformance.bounds.rotary import angles, rotation
+from conformance.bounds.rotary import angles, rotation, single_angle_error
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.signatures import default
@@ -44,18 +59,24 @@ from specification.frequencies import attention_factor
 
 
 class Turn(NamedTuple):
-    """The rotation of a call: angles [T, R / 2] or [B, 1, T, R / 2], the attention factor, the pairing."""
+    """The rotation of a call: angles [T, R / 2] or [B, 1, T, R / 2], the attention factor, the pairing.
+
+    angle_error: of the angles, beside that of exact products.
+    """
 
     angles: np.ndarray
     factor: float
     pairing: str
+    angle_error: float | np.ndarray
 
     def __call__(self, x: Approx, sign: int, p: Precision) -> Approx:
         """x turned, or with a sign of -1 turned back."""
-        value = rotation(x.value, self.angles, self.factor, self.pairing, sign, p)
-        rounding = rotation(x.size, self.angles, self.factor, self.pairing, sign, p).error
+        value, rounding = (
+            rotation(array, self.angles, self.factor, self.pairing, sign, p, self.angle_error)
+            for array in (x.value, x.size)
+        )
         carried = self.carry(x.error)
-        return Approx(value.value, rounding + carried + p.inner * (np.abs(value.value) + carried))
+        return Approx(value.value, rounding.error + carried + p.inner * (np.abs(value.value) + carried))
 
     def carry(self, error: np.ndarray) -> np.ndarray:
         """What an error becomes: that of either number of a pair reaches both."""
@@ -75,9 +96,11 @@ def rotary_call(case: Case) -> Case:
     return Case("rotary_embedding", case.dtype, {"x": case.inputs["x"], "positions": positions}, options)
 
 
-def turn_of(case: Case) -> Turn:
+def turn_of(case: Case, p: Precision, angle_error: float | np.ndarray) -> Turn:
     call = rotary_call(case)
-    return Turn(angles(call)[0], abs(attention_factor(call.options["scaling"])), call.options["pairing"])
+    angle_error = np.maximum(angle_error, single_angle_error(call)) if "angles" in p.declared else angle_error
+    size = abs(attention_factor(call.options["scaling"]))
+    return Turn(angles(call)[0], size, call.options["pairing"], angle_error)
 
 
 # --- a norm of what has an error --------------------------------------------------------------------------------------
@@ -94,14 +117,14 @@ def normalize(x: Approx, eps: float, p: Precision) -> tuple[Approx, Approx]:
 
 
 def rms_norm(x: Approx, weight: Approx, eps: float, p: Precision) -> Approx:
-    return multiply(normalize(x, eps, p)[1], weight, p)
+    return multiply(round_approx(normalize(x, eps, p)[1], p.normalized), weight, p)
 
 
 def rms_norm_gradients(x: Approx, weight: Approx, cotangent: Approx, eps: float, p: Precision) -> tuple[Approx, Approx]:
     """Gradients of x and weight, as `layer_norm.gradients` has them for an exact x."""
     reciprocal, n = normalize(x, eps, p)
     count = x.value.shape[-1]
-    inner = multiply(cotangent, weight, p)
+    inner = round_approx(multiply(cotangent, weight, p), p.normalized)
     products = multiply(inner, n, p)
     slope = Approx(
         norm.average(products.value),
@@ -110,8 +133,8 @@ def rms_norm_gradients(x: Approx, weight: Approx, cotangent: Approx, eps: float,
     second = multiply(n, slope, p, 2)
     error = inner.error + second.error + 4 * p.inner * (inner.size + second.size + norm.average(inner.size))
     gradient = multiply(Approx(inner.value - second.value, error), reciprocal, p, 2)
-    terms = layers.flatten_rows(multiply(cotangent, n, p))
-    return gradient, total_of(terms, 0, p)
+    terms = round_approx(multiply(cotangent, round_approx(n, p.normalized), p), p.normalized)
+    return gradient, total_of(layers.flatten_rows(terms), 0, p)
 
 
 # --- one form ---------------------------------------------------------------------------------------------------------
@@ -129,21 +152,27 @@ def join(*parts: Approx) -> Approx:
     return Approx(*(np.concatenate(arrays, -1) for arrays in zip(*spread, strict=True)))
 
 
-def swap(x: Approx, *axes: int) -> Approx:
-    return map_approx(x, lambda a: a.transpose(axes))
-
-
 def weight_gradient(x: Approx, cotangent: Approx, p: Precision) -> Approx:
     """Of one weight for each head, [H, I, O]: x [B, H, T, I] and the cotangent [B, H, T, O], summed over B and T."""
     B, H, T, _ = x.value.shape
     rows, bars = (map_approx(a, lambda b: b.swapaxes(0, 1).reshape(H, B * T, b.shape[3])) for a in (x, cotangent))
-    return matmul(rows.transposed, bars, p, B)
+    return side_gradient(matmul(side(rows, p).transposed, side(bars, p), p, B), p)
 
 
-def one_form(case: Case, p: Precision, absorbed: bool) -> dict[str, Approx]:
+def project_heads(x: Approx, weights: Approx, p: Precision) -> Approx:
+    """x [B, H, T, I] times one weight for each head, [H, I, O]."""
+    return matmul(side(x, p), side(weights, p), p, 1, independent=True)
+
+
+def project_back(x: Approx, weights: Approx, p: Precision) -> Approx:
+    """The gradient of what `project_heads` was given."""
+    return side_gradient(matmul(side(x, p), side(weights, p).transposed, p), p)
+
+
+def one_form(case: Case, p: Precision, absorbed: bool, angle_error: float | np.ndarray) -> dict[str, Approx]:
     """Values and errors of all results, as an implementation of one form has them."""
     given = {n: exact(np.where(np.isnan(a), 0, a) if n == "x" else a) for n, a in case.inputs.items()}
-    x, options, turn = given["x"], case.options, turn_of(case)
+    x, options, turn = given["x"], case.options, turn_of(case, p, angle_error)
     eps = float(options.get("eps", default(case.operation, "eps")))
     H, R, (B, T, _) = options["num_heads"], options["rotary_width"], x.value.shape
     width = given["query.weight"].value.shape[1] // H
@@ -183,12 +212,12 @@ def one_form(case: Case, p: Precision, absorbed: bool) -> dict[str, Approx]:
         cotangent = exact(case.cotangents["output"])
         bar = split_heads(store(layers.input_gradient(given["output.weight"], cotangent, p)), H)
     if absorbed:
-        inner = store(matmul(part, key_up.transposed, p, 1, independent=True))
+        inner = store(project_heads(part, key_up.transposed, p))
         latents = split_heads(latent, 1)
         queries, keys = join(inner, turned), join(latents, key)
-        sums_bar = None if bar is None else store(matmul(bar, value_up.transposed, p))
+        sums_bar = None if bar is None else store(project_back(bar, value_up, p))
         sums, bars = attend(queries, keys, latents, sums_bar)
-        heads = store(matmul(sums, value_up, p, 1, independent=True))
+        heads = store(project_heads(sums, value_up, p))
     else:
         expanded = split_heads(store(layers.linear(latent, up, None, p)), H)
         key_part, values = cut(expanded, D)
@@ -202,7 +231,7 @@ def one_form(case: Case, p: Precision, absorbed: bool) -> dict[str, Approx]:
     found["output.weight"], found["output.bias"] = layers.parameter_gradients(joined, cotangent, p)
     if absorbed:
         inner_bar, turned_bar = cut(bars["query"], C)
-        part_bar = store(matmul(inner_bar, key_up, p))
+        part_bar = store(project_back(inner_bar, key_up.transposed, p))
         latents_bar, key_bar = cut(bars["key"], C)
         latent_bar = concatenate_heads(store(add(latents_bar, bars["value"], p)))
         up_bar = join(store(weight_gradient(inner_bar, part, p)), store(weight_gradient(sums, bar, p)))
@@ -238,7 +267,7 @@ def one_form(case: Case, p: Precision, absorbed: bool) -> dict[str, Approx]:
     return results | {gradient_name(name): found[name] for name in case.inputs if name in found}
 
 
-def latent_attention(case: Case, p: Precision) -> dict[str, Approx]:
-    """Of either form the larger bound."""
-    expanded, absorbed = one_form(case, p, False), one_form(case, p, True)
+def latent_attention(case: Case, p: Precision, angle_error: float | np.ndarray = 0.0) -> dict[str, Approx]:
+    """Of either form the larger bound. angle_error: of the angles, beside what is derived here."""
+    expanded, absorbed = (one_form(case, p, absorbed, angle_error) for absorbed in (False, True))
     return {name: Approx(one.value, np.maximum(one.error, absorbed[name].error)) for name, one in expanded.items()}

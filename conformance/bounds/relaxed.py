@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from conformance.bounds import latent_attention as latent
 from conformance.bounds import losses, optimizers, rotary
 from conformance.bounds.arithmetic import Precision, round_output
 from conformance.bounds.operations import Bounds, bound, bound_results, feed_forward
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
+from specification.dtypes import HALF
 
 
 @np.errstate(all="ignore")
@@ -39,12 +41,24 @@ def rotary_embedding(case: Case) -> Bounds:
     The frequency is then off as `bounds.rotary.frequencies` derives it, and its product with the position rounds once
     more; taking whole turns off is exact for the product, and 2 pi is off by half a unit for each of them.
     """
-    p, double = Precision.make(case.dtype, case.rounding), Precision.make("float64")
-    angles, _ = rotary.angles(case)
-    call = rotary.call_of(case)
-    value, error = rotary.frequencies(call, double.inner)
-    angle_error = np.abs(angles) * (error / value + 2 * double.inner)
-    return bound_results(rotary.rotary_embedding(case, p, angle_error), case, p)
+    p = Precision.make(case.dtype, case.rounding)
+    return bound_results(rotary.rotary_embedding(case, p, double_angle_error(case)), case, p)
+
+
+def double_angle_error(case: Case) -> np.ndarray:
+    """How far the angles of a rotary embedding may be off that are computed in float64."""
+    double, (angles, _) = Precision.make("float64"), rotary.angles(case)
+    value, error = rotary.frequencies(rotary.call_of(case), double.inner)
+    return np.asarray(np.abs(angles) * (error / value + 2 * double.inner))
+
+
+@np.errstate(all="ignore")
+def latent_attention(case: Case) -> Bounds:
+    """Bounds that allow angles computed in float64, and weights that are rounded to 16-bit inputs' dtype."""
+    weights = {"weights": case.dtype} if case.dtype in HALF else {}
+    p = Precision.make(case.dtype, weights | case.rounding)
+    angle_error = double_angle_error(latent.rotary_call(case))
+    return bound_results(latent.latent_attention(case, p, angle_error), case, p)
 
 
 def silu(case: Case) -> Bounds:

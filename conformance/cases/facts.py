@@ -188,9 +188,10 @@ def latent_axes(case: Case) -> Described:
     (rows, query), (C, up) = inputs["query.weight"].shape, inputs["key_value_up.weight"].shape
     value, outer = inputs["output.weight"].shape
     sizes = {"B": B_, "G": H, "S": 1, "Q": T, "K": T, "D": query // H, "V": value // H, "model": E, "output": outer}
-    sizes |= {"C": C, "C and R": inputs["key_value_down.weight"].shape[1], "D and V": up // H, "inner": rows}
+    sizes |= {"C": C, "C and R": inputs["key_value_down.weight"].shape[1], "D and V": up // H}
     model, heads, latents, down = ("model",), (*HEADS, "D"), ("C",), ("C and R",)
     source = ("inner",) if "query_down.weight" in inputs else model
+    sizes |= {"inner": rows} if "query_down.weight" in inputs else {}
     arrays: Arrays = {"x": (B, Q, model), "positions": (B, Q), "query.weight": (source, heads), "query.bias": (heads,)}
     arrays |= {"query_down.weight": (model, source), "query_down.bias": (source,), "query_norm.weight": (source,)}
     arrays |= {"key_value_down.weight": (model, down), "key_value_down.bias": (down,)}
@@ -212,6 +213,9 @@ LATENT_ATTENTION = OperationFacts(
     name="latent_attention",
     rules={"": "MLA-1"},
     option_rules={"absorbed": "MLA-2"},
+    conventions=(
+        *("weights", "products", "scores", "shared_heads", "saved", "merging", "normalized", "angles", "rotation"),
+    ),
     arguments=("parameters", "x"),
     differentiated=("parameters", "x"),
     structure=Structure(

@@ -64,8 +64,8 @@ def draw_like(evidence: Evidence, declaration: Declaration) -> Iterator[Case]:
 
 def grow_sizes(case: Case) -> Iterator[dict[str, int]]:
     """The sizes of the case; each large one alone; larger ones, of which many leave tiles a rest."""
-    sizes = {name: size for name, size in sizes_of(case).items() if name != OFFSET and size}
-    unit = operation_facts(case.operation).width_unit
+    fixed, unit = operation_facts(case.operation).fixed, operation_facts(case.operation).width_unit
+    sizes = {name: size for name, size in sizes_of(case).items() if name not in (OFFSET, *fixed) and size}
     yield sizes
     wide = {name: max(size, LEAST + unit - 1 if name == "E" else LEAST) for name, size in sizes.items() if name != "B"}
     yield sizes | {name: size - size % unit if name == "E" else size for name, size in wide.items()}
@@ -81,7 +81,9 @@ def grow_sizes(case: Case) -> Iterator[dict[str, int]]:
 
 def redraw(case: Case, sizes: dict[str, int], rng: np.random.Generator) -> Case | None:
     """The call in these sizes on other numbers, as large as its own and as far from 0."""
-    larger = take_parts(case, {name: Part(0, size) for name, size in sizes.items()}, rng)
+    tied = operation_facts(case.operation).tied
+    alike = max((size for name, size in sizes.items() if name in tied), default=0)
+    larger = take_parts(case, {n: Part(0, alike if n in tied else size) for n, size in sizes.items()}, rng)
     if larger is None:
         return None
     inputs = {name: redraw_array(case.inputs.get(name, array), array, rng) for name, array in larger.inputs.items()}

@@ -357,8 +357,7 @@ def refuse_misfits(case: Case) -> None:
     if case.options.get("mask") is not None:  # of a single row less would be asked
         H, _, Q, K = heads_and_keys(case)
         checked_mask(case.options["mask"], Q, K, sizes["B"], H)
-    outer = [name for name in sizes if name.partition(" ")[0] in INDEPENDENT]
-    row = take_parts(case, {name: Part(0, min(sizes[name], 1)) for name in outer})
+    row = take_parts(case, {name: Part(0, min(sizes[name], 1)) for name in independent_dimensions(case)})
     with np.errstate(all="ignore"):
         try:
             NUMPY(case if row is None else row)
@@ -527,8 +526,13 @@ def cuttable_dimensions(case: Case, names: Iterable[str]) -> list[str]:
     """
     axes = axes_of(case, [*names])
     common = [set().union(*axes[name]) if axes[name] else set() for name in axes]
-    independent = [name for name in layout_of(case).sizes if name.partition(" ")[0] in INDEPENDENT]
-    return [name for name in independent if all(name in one for one in common)]
+    return [name for name in independent_dimensions(case) if all(name in one for one in common)]
+
+
+def independent_dimensions(case: Case) -> list[str]:
+    """Those of `INDEPENDENT`, where they do not change with others: tokens that attend to one another are one whole."""
+    tied = operation_facts(case.operation).tied
+    return [name for name in layout_of(case).sizes if name.partition(" ")[0] in INDEPENDENT and name not in tied]
 
 
 def count_numbers(case: Case) -> int:

@@ -118,7 +118,7 @@ def attention_inside(case: Case, split: Split = split_heads, split_cotangent: Sp
 NUMBERS = ("label_smoothing", "momentum", "weight_decay")
 """Options that do nothing at 0."""
 CHOICES = ("activation", "exponent", "ignore", "pairing", "reduction")
-SWITCHES = ("decoupled", "nesterov", "plus_one", "scaled")
+SWITCHES = ("absorbed", "decoupled", "nesterov", "plus_one", "scaled")
 
 
 def option_features(case: Case) -> Iterator[str]:

@@ -101,7 +101,8 @@ def gather_gradients(
     for name, at in moved.items():
         if gradient_name(name) in found:
             sums += np.bincount(at.ravel(), found[gradient_name(name)].ravel(), count)
-    return results | {gradient_name(name): sums[at] for name, at in places.items()}
+    floating = {name: at for name, at in places.items() if case.inputs[name].dtype.kind not in "iu"}
+    return results | {gradient_name(name): sums[at] for name, at in floating.items()}
 
 
 def round_to(array: ArrayLike, dtype: str) -> np.ndarray:

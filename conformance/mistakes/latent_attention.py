@@ -15,6 +15,7 @@ from conformance.cases.case import Case
 from conformance.cases.signatures import default
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with, change_options, rearrange_inputs
+from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Change, Topic, name_entries
 from reference_numpy import LatentAttentionGradients
 from reference_numpy.attention import attention
@@ -480,7 +481,7 @@ PLANTED = (
     OWN["not-rotated"].choose(of="key and queries"),
     OWN["pairing"].choose(pairing="interleaved"),
     *(OWN["scale-of-width"].choose(width=width) for width in ("R", "C", "C + R", "E / H")),
-    replace(OWN["scale-of-width"], rule="MLA-2", needs=("absorbed",)).choose(width="C + R"),
+    replace(OWN["scale-of-width"], rule="MLA-2").choose(width="C + R").limit(Condition(features=("absorbed",))),
     OWN["raw-latent"].choose(of="keys"),
     *(OWN[name].choose(name="query") for name in ("parts-exchanged", "parts-before-heads", "heads-interleaved")),
 )

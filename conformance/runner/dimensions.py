@@ -284,8 +284,8 @@ def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
     if not record.masked:
         units = {"E": math.lcm(record.width_unit, declaration.width_multiple), "inner": declaration.width_multiple}
         free = [name for name in names if name not in (*record.fixed, *record.tied)]
-        alone = [Dimension((n,), units.get(n, 1), 0 if n == OFFSET else units.get(n, 1)) for n in free]
-        return [*alone, Dimension(record.tied)] if record.tied else alone
+        found = [Dimension((n,), units.get(n, 1), 0 if n == OFFSET else units.get(n, 1)) for n in free]
+        return [*found, Dimension(record.tied)] if record.tied else found
     together = [("Q", "K")] if "cross" not in declaration else []
     together += [("D", "V")] if "value_width" not in declaration and "V" in names else []
     alone = [(name,) for name in names if not any(name in tied for tied in together)]

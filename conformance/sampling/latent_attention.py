@@ -9,7 +9,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case, numpy_dtype
-from conformance.cases.declaration import EVERYTHING, Declaration, Sizes
+from conformance.cases.declaration import EVERYTHING, Declaration, Sizes, roundings
 from conformance.oracle.reference import ball_work
 from conformance.sampling import positions as rotation
 from conformance.sampling.strategies import (
@@ -137,5 +137,7 @@ def latent_cases(
         x = x.astype(numpy_dtype(dtype))
     inputs["x"] = x
     cotangents = {} if special else {"output": draw_row_cotangents(draw, d, (s.B, s.T, s.out))}
-    case = Case(OPERATION, dtype, inputs, options, select_cotangents(cotangents, declaration), special=special)
+    cotangents = select_cotangents(cotangents, declaration)
+    rounding = roundings(declaration, dtype)
+    case = Case(OPERATION, dtype, inputs, options, cotangents, special=special, rounding=rounding)
     return draw_memory(draw, case, declaration)

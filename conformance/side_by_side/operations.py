@@ -138,6 +138,22 @@ OPERATIONS = (
         also=("RoPE", "rotary position embedding"),
     ),
     Operation(
+        "latent_attention", "Latent attention",
+        "Keys and values of all heads out of one short vector for each token, and one rotated key.",
+        (r"c = \text{rms}(x W^D), \qquad r = \text{rotate}(x W^R)",
+         r"k_h = [c\, U^K_h, r], \qquad v_h = c\, U^V_h",
+         r"\text{head}_h = \text{attention}(q_h, k_h, v_h)",
+         r"\text{absorbed}: \quad \text{head}_h = \text{attention}([q^C_h\, {U^K_h}^{\mathsf T}, q^R_h], [c, r], c)"
+         r"\, U^V_h"),
+        rule_names("MLA", 1, 2),
+        places("latent_attention", "latent_attention", "project_latent_queries", "project_latents",
+               "attend_to_latents", "take_columns", "append_columns", "key_weights", "value_weights", "project_heads"),
+        places("latent_attention_vjp", "latent_attention_vjp", "take_columns_vjp", "append_columns_vjp",
+               "key_weights_vjp", "value_weights_vjp", "project_heads_vjp"),
+        optional=True,
+        also=("MLA", "multi-head latent attention", "DeepSeek"),
+    ),
+    Operation(
         "feed_forward", "Feed-forward network", "Two projections with an activation between them, at every position.",
         (r"y = \text{activation}(x W_1 + b_1)\, W_2 + b_2",
          r"\text{gelu}(x) = x\, \Phi(x) = \frac{x}{2}\, \text{erfc}\left(-\frac{x}{\sqrt{2}}\right)",

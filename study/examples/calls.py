@@ -107,6 +107,15 @@ def examples() -> dict[str, Example]:
             " first pair turns by 1 at position 1: 1 = 1 * pi/2 - 0.5708. Columns 0 and 2 are the first pair, 1 and 3"
             " the second.",
         ),
+        "latent_attention": Example(
+            Case("latent_attention", "float32",
+                 {"x": numbers(71, 1, 3, 4), "query.weight": numbers(72, 4, 6),
+                  "key_value_down.weight": numbers(73, 4, 4), "key_value_norm.weight": numbers(74, 2),
+                  "key_value_up.weight": numbers(75, 2, 4), "output.weight": numbers(76, 2, 4)},
+                 {"num_heads": 2, "rotary_width": 2, "base": 100.0, **causal}),
+            (("project_latents", "latents"), ("attention", "key"), ("attention", "value")),
+            "Two heads have keys of one column from the latents, and share two columns, which are rotated.",
+        ),
         "feed_forward": Example(
             Case("feed_forward", "float32",
                  {"x": numbers(8, 2, 3), **projection(40, "inner", 3, 4), **projection(50, "outer", 4, 3)},

@@ -267,12 +267,16 @@ def test_operations_are_cut(operation: str, wrong: Callable[..., bool], sizes: d
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_cases_of_other_sizes_are_cases(operation: str) -> None:
     """The definition takes them, and gives results of their sizes."""
+    facts = OPERATIONS[operation].facts
     for _, case in draw_cases(operation_cases(operation, dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
         sizes = sizes_of(case) if case.dtype != "float64" else {}
         for name, size in sizes.items():
-            unit = OPERATIONS[operation].facts.width_unit if name == "E" else 1
+            if name in facts.fixed:
+                continue
+            unit, together = (facts.width_unit if name == "E" else 1), facts.tied if name in facts.tied else (name,)
             for part in (Part(0, unit), Part(size - unit, unit), Part(0, size + 3 * unit)):
-                other = take_parts(case, {name: part}, np.random.default_rng(0)) if size else None
+                parts = dict.fromkeys(together, part)
+                other = take_parts(case, parts, np.random.default_rng(0)) if size else None
                 if other is not None and not (operation == "standard_deviation_norm" and sizes_of(other)["W"] == 1):
                     assert sizes_of(other)[name] == part.size or operation == "learned_positions"
                     oracle(other)

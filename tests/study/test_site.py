@@ -99,7 +99,7 @@ def test_no_link_is_dead(built: Path, tmp_path: Path) -> None:
 
 def test_the_start_names_the_chapters_that_can_wait(built: Path) -> None:
     waiting = (built / "index.html").read_text().partition("Some chapters")[2].partition("</p>")[0]
-    assert re.findall(r'href="(\w+)\.html"', waiting) == ["companions", "norm_variants"]
+    assert re.findall(r'href="(\w+)\.html"', waiting) == ["companions", "norm_variants", "latent_attention"]
 
 
 def test_pages_without_examples_say_so(built: Path) -> None:
