@@ -22,7 +22,8 @@ import numpy as np
 from conformance.cases.case import Case, list_arrays
 from conformance.cases.declaration import KERNEL_ARGUMENTS
 from conformance.cases.facts import operation_facts
-from specification import Linear
+from conformance.cases.operation import OperationFacts
+from specification import FeedForward, GatedFeedForward, Linear
 from specification.dtypes import compute_dtype_name
 from specification.masks import Dense, as_mask
 
@@ -69,6 +70,8 @@ def expected_dtype(name: str, case: Case) -> str:
     if isinstance(case.options.get(name), int):
         return "int32"
     record = operation_facts(case.operation)
+    if name in record.indices:
+        return "int64"
     if "angles" in case.rounding and name in record.single:
         return "float32"
     return compute_dtype_name(case.dtype) if record.is_wide(name) else case.dtype
@@ -77,6 +80,8 @@ def expected_dtype(name: str, case: Case) -> str:
 def accepted_dtypes(name: str, case: Case) -> tuple[str, ...]:
     """The expected dtype first; then others that say no less, as of frequencies in float64 beside angles in float32."""
     record, expected = operation_facts(case.operation), expected_dtype(name, case)
+    if name in record.indices:
+        return expected, "int32"
     return (expected, case.dtype) if name in record.single and expected != case.dtype else (expected,)
 
 
@@ -92,8 +97,10 @@ def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -
     available |= options
     record = operation_facts(operation)
     if record.structure is not None:
-        fields = [projection(inputs, name) for name in record.structure.fields]
+        fields = [field_of(inputs, name, name in record.structure.optional) for name in record.structure.fields]
         available["parameters"] = record.structure.kind(*fields)
+        available = {name: value for name, value in available.items() if name not in record.structure.optional}
+    available |= {name: projection(inputs, name) for name in record.projections}
     if record.state is not None:
         available["state"] = record.state.kind(*(available.pop(name, None) for name in record.state.fields))
     available |= {name: list_arrays(inputs, name) for name in record.lists}
@@ -107,7 +114,11 @@ def name_arguments(operation: str, given: Mapping[str, Any]) -> tuple[dict[str, 
     for name, value in given.items():
         if name == "parameters" and record.structure is not None:
             for field in record.structure.fields:
-                inputs |= name_projection(field, getattr(value, field))
+                own = getattr(value, field)
+                named = name_field(field, own) if is_nested(record, field, own) else name_projection(field, own)
+                inputs |= {n: array for n, array in named.items() if array is not None}
+        elif name in record.projections:
+            inputs |= name_projection(name, value)
         elif name == "state" and record.state is not None:
             fields = {field: getattr(value, field) for field in record.state.fields}
             whole = {field: int(number) for field, number in fields.items() if np.asarray(number).dtype.kind in "iu"}
@@ -122,6 +133,31 @@ def name_arguments(operation: str, given: Mapping[str, Any]) -> tuple[dict[str, 
         elif value is not None:
             options[name] = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
     return inputs, options
+
+
+def field_of(inputs: dict[str, Any], name: str, optional: bool = False) -> Any:
+    """A field of a structure: an array, a network, or a projection. An optional one may be None."""
+    if name in inputs and optional:
+        return inputs[name]
+    if f"{name}.inner.weight" in inputs:
+        kind: Any = GatedFeedForward if f"{name}.gate.weight" in inputs else FeedForward
+        return kind(*(projection(inputs, f"{name}.{part}") for part in kind._fields))
+    return None if optional else projection(inputs, name)
+
+
+def is_nested(record: OperationFacts, name: str, value: object) -> bool:
+    """Whether a field is a network, or an optional one, and no projection or list of them."""
+    return hasattr(value, "inner") or (record.structure is not None and name in record.structure.optional)
+
+
+def name_field(name: str, value: Any) -> dict[str, Any]:
+    """The arrays of a field, or their gradients, by the names that they have as inputs of a case."""
+    if value is None or hasattr(value, "shape"):
+        return {name: value}
+    if hasattr(value, "inner"):
+        parts = {part: getattr(value, part) for part in ("gate", "inner", "outer") if hasattr(value, part)}
+        return {n: array for part, one in parts.items() for n, array in name_field(f"{name}.{part}", one).items()}
+    return {f"{name}.weight": value.weight, f"{name}.bias": getattr(value, "bias", None)}
 
 
 def name_projection(name: str, linear: Linear | Sequence[Linear]) -> dict[str, np.ndarray]:
@@ -151,9 +187,12 @@ def named_gradients(case: Case, gradients: Any) -> dict[str, np.ndarray]:
     else:
         fields = gradients._asdict()
         parameters = fields.pop("parameters", None)
+        for name in record.projections:
+            fields |= name_field(name, fields.pop(name))
         flat |= fields
         for name in record.structure.fields if record.structure is not None else ():
-            flat |= projection_gradients(case, name, getattr(parameters, name))
+            own = getattr(parameters, name)
+            flat |= name_field(name, own) if is_nested(record, name, own) else projection_gradients(case, name, own)
     return {name: g for name, g in flat.items() if g is not None and name in case.inputs}
 
 
