@@ -76,13 +76,6 @@ RULES = {
         Rule("OPT-1", "adam", "Adam with bias correction, m / (sqrt(v) + eps); weight decay decoupled or coupled."),
         Rule("OPT-2", "sgd", "Momentum that takes the whole gradient from the first step on, Nesterov, weight decay."),
         Rule("OPT-3", "clipping", "Gradients times limit / norm where their norm exceeds the limit, else untouched."),
-    )
-}  # fmt: skip
-"""Rules of single operations."""
-
-MODEL_RULES = {
-    rule.id: rule
-    for rule in (
         Rule("MOE-1", "scores", "Logits and scores of all experts, in float32 or wider, never rounded to 16 bits."),
         Rule("MOE-2", "choice", "The largest of scores + choice bias, equal ones by the lower index; groups first."),
         Rule(
@@ -91,6 +84,13 @@ MODEL_RULES = {
         Rule("MOE-4", "experts", "Results times weights, summed by ascending index, and the shared network's."),
         Rule("MOE-5", "independence", "A token's result depends on that token alone, unless experts have a capacity."),
         Rule("MOE-6", "auxiliary losses", "X * sum of share * mean probability; mean of squared log-sum-exps."),
+    )
+}  # fmt: skip
+"""Rules of single operations."""
+
+MODEL_RULES = {
+    rule.id: rule
+    for rule in (
         Rule("BLK-1", "residual", "Post-norm: x = norm(x + sublayer(x)); pre-norm: x = x + sublayer(norm(x))."),
         Rule(
             "BLK-2",

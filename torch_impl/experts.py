@@ -234,7 +234,9 @@ def mixture_of_experts(
     weights = spread(weights, indices, X)
     places = taken_places(indices, X, real, capacity)
     readable_places = readable(places)
-    output = torch.zeros((count, experts.outer.weight.shape[-1]), dtype=weights.dtype, device=x.device)
+    # 0 that comes from the router: where no expert takes a token there are gradients all the same.
+    output = torch.sum(torch.where(torch.zeros_like(places), weights, 0), dim=-1, keepdim=True)
+    output = output.expand(count, experts.outer.weight.shape[-1])
     parts = mapped(
         torch.unbind, experts
     )  # of which each has its gradient; `stack[expert]` would have the whole stack's

@@ -101,7 +101,7 @@ FORMATS["tf32"] = Format("tf32", 2.0**-11, 2.0**-126)
 class Precision:
     """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2).
 
-    dtype: of the inputs. weights to rotation: the formats that a subject declares (see above, and `rotary.py`); None
+    dtype: of the inputs. weights to combined: the formats that a subject declares (see above, and `rotary.py`); None
     where the arithmetic inside is kept. declared: names of the other conventions that it declares, such as "saved"
     (attention's backward pass takes the weights from one log-sum-exp for each row). No subject declares another
     arithmetic inside; a diagnosis asks what that of 16 bits would allow.
@@ -120,6 +120,7 @@ class Precision:
     normalized: Format | None = None
     sines: Format | None = None
     rotation: Format | None = None
+    combined: Format | None = None
     declared: frozenset[str] = frozenset()
 
     @classmethod

@@ -88,6 +88,11 @@ def tanh_argument(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def activation(name: str, x: Approx, p: Precision) -> Approx:
     if name == "relu":
         return Approx(np.maximum(x.value, 0), x.error)
+    if name == "clamped_swiglu":
+        # min(x, 7) times a sigmoid, as that of 1.702 min(x, 7) over 1.702: the constant rounds twice.
+        kept = Approx(1.702 * np.minimum(x.value, 7), 1.702 * x.error + 2 * p.inner * 1.702 * np.minimum(x.size, 7))
+        found = activation("silu", kept, p)
+        return Approx(found.value / 1.702, found.error / 1.702 + 2 * p.inner * np.abs(found.value))
     if name == "gelu":
         value = x.value * normal_distribution(x.value)
     elif name == "silu":
@@ -104,6 +109,9 @@ def activation_slope(name: str, x: Approx, p: Precision) -> Approx:
     if name == "relu":
         # Within its error of 0 the input may be on either side.
         return Approx((x.value > 0).astype(float), ((np.abs(x.value) <= x.error) & (x.error > 0)).astype(float))
+    if name == "clamped_swiglu":
+        found = activation_slope("silu", Approx(1.702 * x.value, 1.702 * (x.error + 2 * p.inner * x.size)), p)
+        return unless_cut(Approx(x.value, x.error), found, x.value <= 7, np.abs(x.value - 7) <= x.error)
     if name == "gelu":
         value = normal_distribution(x.value) + x.value * normal_density(x.value)
         own = (TANH + 6) * p.inner + 12 * p.inner * (1 + x.size**2) * x.size * normal_density(x.value)
@@ -122,9 +130,36 @@ def activation_slope(name: str, x: Approx, p: Precision) -> Approx:
     return Approx(value, 0.85 * x.error + own)
 
 
+def unless_cut(x: Approx, slope: Approx, kept: np.ndarray, near: np.ndarray) -> Approx:
+    """A slope, and 0 where x is cut off; within its error of the edge x may be on either side."""
+    value = np.where(kept, slope.value, 0)
+    return Approx(
+        value, np.where(near & (x.error > 0), np.abs(slope.value) + slope.error, np.where(kept, slope.error, 0))
+    )
+
+
+def gated_value(name: str, x: Approx, p: Precision) -> Approx:
+    """What the gate multiplies: for clamped_swiglu the value between -7 and 7, and 1 more."""
+    if name != "clamped_swiglu":
+        return x
+    value = np.clip(x.value, -7, 7) + 1
+    return Approx(value, x.error + p.inner * (np.abs(value) + x.error))
+
+
+def gated_value_slope(name: str, x: Approx) -> Approx:
+    one = exact(np.ones_like(x.value))
+    if name != "clamped_swiglu":
+        return one
+    return unless_cut(x, one, np.abs(x.value) <= 7, np.abs(np.abs(x.value) - 7) <= x.error)
+
+
+def cotangent_approx(cotangent: np.ndarray | Approx) -> Approx:
+    return cotangent if isinstance(cotangent, Approx) else exact(cotangent)
+
+
 def feed_forward(
     inputs: dict[str, np.ndarray],
-    cotangent: np.ndarray | None,
+    cotangent: np.ndarray | Approx | None,
     name: str,
     factor: np.ndarray | float,
     p: Precision,
@@ -138,7 +173,8 @@ def feed_forward(
     results = {"output": linear(hidden, approx["outer.weight"], approx.get("outer.bias"), p)}
     if cotangent is None:
         return results
-    hidden_bar, outer_weight, outer_bias = linear_gradients(hidden, approx["outer.weight"], exact(cotangent), p)
+    bar = cotangent_approx(cotangent)
+    hidden_bar, outer_weight, outer_bias = linear_gradients(hidden, approx["outer.weight"], bar, p)
     hidden_bar = store(hidden_bar)
     dropped = Approx(hidden_bar.value * factor, (hidden_bar.error + 2 * p.inner * hidden_bar.size) * factor)
     # Autodiff of GELU adds up several terms, each of them rounded.
@@ -150,7 +186,7 @@ def feed_forward(
 
 def gated_feed_forward(
     inputs: dict[str, np.ndarray],
-    cotangent: np.ndarray | None,
+    cotangent: np.ndarray | Approx | None,
     name: str,
     factor: np.ndarray | float,
     p: Precision,
@@ -164,7 +200,8 @@ def gated_feed_forward(
     """
     approx = {key: exact(array) for key, array in inputs.items()}
     before = store(linear(approx["x"], approx["gate.weight"], approx.get("gate.bias"), p))
-    value = store(linear(approx["x"], approx["inner.weight"], approx.get("inner.bias"), p))
+    projected = store(linear(approx["x"], approx["inner.weight"], approx.get("inner.bias"), p))
+    value = gated_value(name, projected, p)
     gate = between(activation(name, before, p))
     # Two roundings for dropout, which may come before the product or after it.
     product = between(multiply(gate, value, p, 3))
@@ -172,10 +209,11 @@ def gated_feed_forward(
     results = {"output": linear(hidden, approx["outer.weight"], approx.get("outer.bias"), p)}
     if cotangent is None:
         return results
-    hidden_bar, outer_weight, outer_bias = linear_gradients(hidden, approx["outer.weight"], exact(cotangent), p)
+    bar = cotangent_approx(cotangent)
+    hidden_bar, outer_weight, outer_bias = linear_gradients(hidden, approx["outer.weight"], bar, p)
     hidden_bar = store(hidden_bar)
     dropped = between(Approx(hidden_bar.value * factor, (hidden_bar.error + 2 * p.inner * hidden_bar.size) * factor))
-    value_bar = store(multiply(dropped, gate, p))
+    value_bar = store(multiply(multiply(dropped, gate, p), gated_value_slope(name, projected), p, 0))
     gate_bar = between(multiply(dropped, value, p))
     before_bar = store(multiply(gate_bar, activation_slope(name, before, p), p, 4))
     gate_x, gate_weight, gate_bias = linear_gradients(approx["x"], approx["gate.weight"], before_bar, p)

@@ -22,8 +22,8 @@ import numpy as np
 from conformance.cases.case import Case, list_arrays
 from conformance.cases.declaration import KERNEL_ARGUMENTS
 from conformance.cases.facts import operation_facts
-from conformance.cases.operation import Structure
-from specification import Linear, Norm
+from conformance.cases.operation import OperationFacts, Structure
+from specification import FeedForward, GatedFeedForward, Linear, Norm
 from specification.dtypes import compute_dtype_name
 from specification.masks import Dense, as_mask
 
@@ -70,6 +70,8 @@ def expected_dtype(name: str, case: Case) -> str:
     if isinstance(case.options.get(name), int):
         return "int32"
     record = operation_facts(case.operation)
+    if name in record.indices:
+        return "int64"
     if "angles" in case.rounding and name in record.single:
         return "float32"
     return compute_dtype_name(case.dtype) if record.is_wide(name) else case.dtype
@@ -78,6 +80,8 @@ def expected_dtype(name: str, case: Case) -> str:
 def accepted_dtypes(name: str, case: Case) -> tuple[str, ...]:
     """The expected dtype first; then others that say no less, as of frequencies in float64 beside angles in float32."""
     record, expected = operation_facts(case.operation), expected_dtype(name, case)
+    if name in record.indices:
+        return expected, "int32"
     return (expected, case.dtype) if name in record.single and expected != case.dtype else (expected,)
 
 
@@ -95,6 +99,8 @@ def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -
     if record.structure is not None:
         fields = [read_field(inputs, record.structure, name) for name in record.structure.fields]
         available["parameters"] = record.structure.kind(*fields)
+        available = {name: value for name, value in available.items() if name not in record.structure.optional}
+    available |= {name: projection(inputs, name) for name in record.projections}
     if record.state is not None:
         available["state"] = record.state.kind(*(available.pop(name, None) for name in record.state.fields))
     available |= {name: list_arrays(inputs, name) for name in record.lists}
@@ -108,7 +114,11 @@ def name_arguments(operation: str, given: Mapping[str, Any]) -> tuple[dict[str, 
     for name, value in given.items():
         if name == "parameters" and record.structure is not None:
             for field in record.structure.fields:
-                inputs |= name_projection(field, getattr(value, field))
+                own = getattr(value, field)
+                named = name_field(field, own) if is_nested(record, field, own) else name_projection(field, own)
+                inputs |= {n: array for n, array in named.items() if array is not None}
+        elif name in record.projections:
+            inputs |= name_projection(name, value)
         elif name == "state" and record.state is not None:
             fields = {field: getattr(value, field) for field in record.state.fields}
             whole = {field: int(number) for field, number in fields.items() if np.asarray(number).dtype.kind in "iu"}
@@ -125,6 +135,21 @@ def name_arguments(operation: str, given: Mapping[str, Any]) -> tuple[dict[str, 
     return inputs, options
 
 
+def is_nested(record: OperationFacts, name: str, value: object) -> bool:
+    """Whether a field is a network, or an optional one, and no projection or list of them."""
+    return hasattr(value, "inner") or (record.structure is not None and name in record.structure.optional)
+
+
+def name_field(name: str, value: Any) -> dict[str, Any]:
+    """The arrays of a field, or their gradients, by the names that they have as inputs of a case."""
+    if value is None or hasattr(value, "shape"):
+        return {name: value}
+    if hasattr(value, "inner"):
+        parts = {part: getattr(value, part) for part in ("gate", "inner", "outer") if hasattr(value, part)}
+        return {n: array for part, one in parts.items() for n, array in name_field(f"{name}.{part}", one).items()}
+    return {f"{name}.weight": value.weight, f"{name}.bias": getattr(value, "bias", None)}
+
+
 def name_projection(name: str, linear: Linear | Norm | Sequence[Linear] | None) -> dict[str, np.ndarray]:
     """The arrays of a projection or norm, or of several projections, one for each head; none of a field without any."""
     if linear is None:
@@ -136,7 +161,15 @@ def name_projection(name: str, linear: Linear | Norm | Sequence[Linear] | None) 
 
 
 def read_field(inputs: dict[str, Any], structure: Structure, name: str) -> Any:
-    """A projection, those of all heads, or a norm; None for a field that may be None and has no arrays."""
+    """A field of a structure: an array, a network, a norm, a projection, or those of all heads.
+
+    None for a field that may be None and has no arrays.
+    """
+    if name in inputs and name in structure.optional:
+        return inputs[name]
+    if f"{name}.inner.weight" in inputs:
+        kind: Any = GatedFeedForward if f"{name}.gate.weight" in inputs else FeedForward
+        return kind(*(projection(inputs, f"{name}.{part}") for part in kind._fields))
     if name in structure.norms and f"{name}.weight" in inputs:
         return Norm(inputs[f"{name}.weight"], inputs.get(f"{name}.bias"))
     absent = not any(given.startswith((f"{name}.", f"{name}[")) for given in inputs)
@@ -162,10 +195,12 @@ def named_gradients(case: Case, gradients: Any) -> dict[str, np.ndarray]:
     else:
         fields = gradients._asdict()
         parameters = fields.pop("parameters", None)
+        for name in record.projections:
+            fields |= name_field(name, fields.pop(name))
         flat |= fields
         for name in record.structure.fields if record.structure is not None else ():
-            if getattr(parameters, name) is not None:
-                flat |= projection_gradients(case, name, getattr(parameters, name))
+            own = getattr(parameters, name)
+            flat |= name_field(name, own) if is_nested(record, name, own) else projection_gradients(case, name, own)
     return {name: g for name, g in flat.items() if g is not None and name in case.inputs}
 
 

@@ -152,6 +152,7 @@ CONVENTIONS = {
     "columns": ("paired", "halves"),
     "angles": ("exact", "float32"),
     "rotation": ("float32", "rounded", "inputs"),
+    "combined": ("float32", "inputs"),
 }
 """Names for `conventions`, each with its values; the first is the definition's.
 
@@ -174,7 +175,8 @@ of losses where no target counts. distances: "absolute" if ALiBi's bias is negat
 "halves" if an interleaved rotation returns the first numbers of all pairs, and then the second ones. angles: "float32"
 if rotary frequencies and angles, their sines and cosines are computed in float32, whatever the dtype of the inputs.
 rotation: in what x is turned. "rounded": sines and cosines are rounded to the dtype of the inputs; "inputs": their
-products with x are, too.
+products with x are, too. combined: in what experts' results, times weights, are added up. Of routers, scores are the
+logits, and weights those of the chosen experts.
 """
 
 FORMULAS = ("epsilon", "velocity", "clipping", "no_targets", "distances", "columns", "capped")

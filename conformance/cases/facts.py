@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +29,7 @@ from conformance.cases.operation import (
     V,
     name_leading_axes,
 )
-from specification import FeedForward, GatedFeedForward, LatentAttention, MultiHeadAttention
+from specification import FeedForward, GatedFeedForward, LatentAttention, MixtureOfExperts, MultiHeadAttention
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.optimizers import AdamState, SgdState
 
@@ -337,6 +338,91 @@ SILU = OperationFacts(
 )
 
 
+# --- mixtures of experts ----------------------------------------------------------------------------------------------
+
+
+def expert_sizes(case: Case) -> dict[str, int]:
+    return {"rows": math.prod(case.inputs["x"].shape[:-1]), "model_width": case.inputs["x"].shape[-1]}
+
+
+def router_axes(case: Case) -> Described:
+    """The number of experts, which options speak of, stays as it is; so does the number of those that are chosen."""
+    rows, sizes = name_leading_axes(case.inputs["x"], 1)
+    E: Axis = ("E",)
+    arrays: Arrays = {"x": (*rows, E), "router.weight": (E, ()), "router.bias": ((),), "choice_bias": ((),)}
+    arrays |= {f"-> {name}": (*rows, ()) for name in ("indices", "weights", "scores")}
+    return sizes | {"E": case.inputs["x"].shape[-1]}, arrays, {}
+
+
+ROUTE = OperationFacts(
+    name="route",
+    rules={"": "MOE-3"},
+    conventions=("products", "scores", "weights"),
+    arguments=("x", "router"),
+    differentiated=("x", "router", "choice_bias"),
+    results=("indices", "weights", "scores"),
+    projections=("router",),
+    wide=("weights", "scores"),
+    indices=("indices",),
+    rows=Rows("x", lambda case: 1),
+    shape=lambda case, name, layout: (
+        *case.inputs["x"].shape[:-1],
+        case.inputs["router.weight"].shape[1] if name == "scores" else case.options["chosen"],
+    ),
+    dimensions=expert_sizes,
+    axes=router_axes,
+)
+
+
+def mixture_axes(case: Case) -> Described:
+    sizes, arrays, lists = router_axes(case)
+    inner, outer = case.inputs["experts.outer.weight"].shape[1:]
+    sizes |= {"inner": inner, "output": outer}
+    E, out = ("E",), ("output",)
+    for name, stack, inside in (("experts", ((),), ("inner",)), ("shared", (), ("shared",))):
+        for side in ("gate", "inner"):
+            arrays |= {f"{name}.{side}.weight": (*stack, E, inside), f"{name}.{side}.bias": (*stack, inside)}
+        arrays |= {f"{name}.outer.weight": (*stack, inside, out), f"{name}.outer.bias": (*stack, out)}
+    if "shared.outer.weight" in case.inputs:
+        sizes["shared"] = case.inputs["shared.outer.weight"].shape[0]
+    rows = arrays["x"][:-1]
+    return sizes, arrays | {"token_mask": rows, "-> output": (*rows, out)}, lists
+
+
+MIXTURE_OF_EXPERTS = OperationFacts(
+    name="mixture_of_experts",
+    rules={"": "MOE-4"},
+    conventions=("products", "scores", "weights", "combined"),
+    arguments=("parameters", "x"),
+    differentiated=("parameters", "x"),
+    structure=Structure(
+        MixtureOfExperts, ("router", "experts", "choice_bias", "shared"), optional=("choice_bias", "shared")
+    ),
+    rows=Rows("x", lambda case: 1),
+    shape=lambda case, name, layout: (*case.inputs["x"].shape[:-1], case.inputs["experts.outer.weight"].shape[-1]),
+    dimensions=lambda case: expert_sizes(case) | {"inner_width": case.inputs["experts.outer.weight"].shape[1]},
+    axes=mixture_axes,
+)
+
+
+def router_loss_axes(case: Case) -> Described:
+    rows, sizes = name_leading_axes(case.inputs["router_logits"], 1)
+    return sizes, {"router_logits": (*rows, ()), "token_mask": rows, "-> output": ()}, {}
+
+
+LOAD_BALANCING_LOSS = OperationFacts(
+    name="load_balancing_loss",
+    rules={"": "MOE-6"},
+    arguments=("router_logits",),
+    differentiated=("router_logits",),
+    rows=Rows("router_logits", lambda case: 1),
+    shape=lambda case, name, layout: (),
+    dimensions=lambda case: {"rows": math.prod(case.inputs["router_logits"].shape[:-1])},
+    axes=router_loss_axes,
+)
+ROUTER_Z_LOSS = replace(LOAD_BALANCING_LOSS, name="router_z_loss")
+
+
 # --- tables, positions and distances ----------------------------------------------------------------------------------
 
 
@@ -638,8 +724,9 @@ IN_ORDER = (
     LATENT_ATTENTION,
     *(LAYER_NORM, RMS_NORM, STANDARD_DEVIATION_NORM),
     *(FEED_FORWARD, GATED_FEED_FORWARD, EMBEDDING, LEARNED_POSITIONS, SINUSOIDAL_POSITIONS),
-    *(ALIBI_BIAS, RELATIVE_POSITION_BIAS),
-    *(ADAM_STEP, CLIP_BY_GLOBAL_NORM, CROSS_ENTROPY, NLL_LOSS, ROTARY_EMBEDDING, ROTARY_FREQUENCIES, SGD_STEP, SILU),
+    *(ALIBI_BIAS, RELATIVE_POSITION_BIAS, MIXTURE_OF_EXPERTS, ROUTE),
+    *(ADAM_STEP, CLIP_BY_GLOBAL_NORM, CROSS_ENTROPY, LOAD_BALANCING_LOSS, NLL_LOSS, ROTARY_EMBEDDING),
+    *(ROTARY_FREQUENCIES, ROUTER_Z_LOSS, SGD_STEP, SILU),
 )
 """As they are studied, and the rest by name."""
 BY_NAME = {one.name: one for one in IN_ORDER}

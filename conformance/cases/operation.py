@@ -46,9 +46,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Structure:
-    """A NamedTuple of linear layers that an operation takes as its argument `parameters`.
+    """A NamedTuple that an operation takes as its argument `parameters`.
 
-    norms: those of the fields that are norms. optional: those that may be None.
+    fields: linear layers, networks of them, norms, or arrays. norms: those that are norms. optional: those that may be
+    None.
     """
 
     kind: Callable[..., Any]
@@ -89,6 +90,7 @@ class OperationFacts:
     differentiated: arguments that have gradients.
     results: their names; those of a list of arrays and of the state as one name.
     structure: of its argument `parameters`, where it has one.
+    projections: arguments that are linear layers.
     state: of its argument `state`, where it has one.
     lists: arguments and results that are lists of arrays, a result as long as the argument of its name.
     wide: inputs and results in the compute dtype, whatever the dtype of the case.
@@ -98,6 +100,7 @@ class OperationFacts:
     norm: whether it is a norm, of `x` over the axes of `weight`.
     copies: whether it copies numbers from an input, and computes nothing unless an option asks for it.
     numbers: results that are plain numbers.
+    indices: results that are whole numbers, of 64 bits or of 32.
     copied: which elements of a result or gradient are copies, to the bit, of an input's or the cotangent's.
     rows: the input whose leading axes are rows, where it has one.
     least_width: the smallest width that it takes.
@@ -123,6 +126,7 @@ class OperationFacts:
     conventions: tuple[str, ...] = ()
     results: tuple[str, ...] = ("output",)
     structure: Structure | None = None
+    projections: tuple[str, ...] = ()
     state: State | None = None
     lists: tuple[str, ...] = ()
     wide: tuple[str, ...] = ()
@@ -132,6 +136,7 @@ class OperationFacts:
     norm: bool = False
     copies: bool = False
     numbers: tuple[str, ...] = ()
+    indices: tuple[str, ...] = ()
     copied: Callable[[Case, str], np.ndarray] | None = None
     rows: Rows | None = None
     least_width: int = 1

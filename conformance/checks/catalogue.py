@@ -297,6 +297,33 @@ def check_spoiled_rows(subject: Subject, example: Any, shared: tuple[Any, Any]) 
     return [finding, *judge(clean, rest, truth, {"output": np.where(rows, np.inf, bounds["output"])})]
 
 
+# --- choices ----------------------------------------------------------------------------------------------------------
+
+
+def prepare_choices(example: tuple[Case, ...]) -> tuple[list[tuple[Any, Any]], Any, Any]:
+    """Exact results and bounds of every choice that is right; those of the definition's last."""
+    first_choice, *others = (truth_and_bounds(case) for case in example[1:])
+    return (others, *first_choice)
+
+
+def check_near_ties(subject: Subject, example: tuple[Case, ...], shared: tuple[Any, Any, Any]) -> Findings:
+    """The results of one of several choices, of which rounding decides."""
+    others, truth, bounds = shared
+    answers = subject(example[0])
+    choices = [(truth, bounds), *others]
+    found = [judge(example[0], answers, exact, limits, no_others) for exact, limits in choices]
+    return next((findings for findings in found if not breaks(findings)), found[0])
+
+
+def check_ties(subject: Subject, example: tuple[Case, ...], shared: tuple[Any, Any, Any]) -> Findings:
+    """As for near ties; `strict` asks for the first choice."""
+    _, truth, bounds = shared
+    findings = judge(example[0], subject(example[0]), truth, bounds, no_others)
+    if not breaks(findings) or breaks(check_near_ties(subject, example, shared)):
+        return findings
+    return raise_level(findings, STRICT)
+
+
 # --- answers at all ---------------------------------------------------------------------------------------------------
 
 
@@ -392,6 +419,8 @@ CALLS_IN_ORDER = Check("calls in order", prepare_steps, check_steps, last_case, 
 SPLIT = Check("split", prepare_split, check_split, first)
 CONSTANT_ROWS = Check("constant rows", nothing, check_constant_rows)
 SPOILED_ROWS = Check("spoiled rows", prepare_twin, check_spoiled_rows, first, level=ROBUST, compares_call=True)
+TIES = Check("ties", prepare_choices, check_ties, first, compares_call=True)
+NEAR_TIES = Check("near ties", prepare_choices, check_near_ties, first)
 ANSWERS = Check("answers", oracle, check_answers, stands=True)
 NOTHING = Check("nothing", nothing, asks_nothing, tells_size=False, stands=True)
 REFUSAL = Check("refusal", nothing, check_refusal, refused_case, tells_size=False, level=ROBUST, stands=True)
@@ -402,7 +431,7 @@ CHECKS: dict[str, Check[Any, Any]] = {
     for check in (
         *(AGREEMENT, DESCRIPTION, SHAPES, PLANTED, EMPTY_ROWS, TWIN, TOWERING, DETERMINISM, MEMORY, AFTER_OTHER_CALLS),
         *(REPETITIONS, INTERLEAVED, THREADS, CALLS_IN_ORDER, SPLIT, CONSTANT_ROWS, SPOILED_ROWS, ANSWERS, NOTHING),
-        *(REFUSAL, UNSUPPORTED),
+        *(TIES, NEAR_TIES, REFUSAL, UNSUPPORTED),
     )
 }
 """By the names under which replay files and the frozen corpus know them."""

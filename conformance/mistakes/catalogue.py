@@ -30,6 +30,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "multi_head": ("multi_head_attention",),
     "latent_attention": ("latent_attention",),
     "feed_forward": ("feed_forward", "gated_feed_forward", "silu"),
+    "experts": ("mixture_of_experts", "route", "load_balancing_loss", "router_z_loss"),
     "losses": ("cross_entropy", "nll_loss"),
     "optimizers": ("adam_step", "sgd_step", "clip_by_global_norm"),
 }

@@ -19,6 +19,7 @@ FILES = {
     "latent_attention": ("latent_attention",),
     "norms": ("layer_norm", "rms_norm", "standard_deviation_norm"),
     "feed_forward": ("feed_forward", "gated_feed_forward", "silu"),
+    "experts": ("mixture_of_experts", "route", "load_balancing_loss", "router_z_loss"),
     "positions": (
         *("embedding", "learned_positions", "sinusoidal_positions"),
         *("alibi_bias", "relative_position_bias"),

@@ -112,6 +112,19 @@ def gated_feed_forward_work(passes: int, gradients: bool, *, rows: int, E: int, 
     return feed_forward_work(passes, gradients, rows=rows, E=E, F=F, out=out) + twice + rows * F * 10
 
 
+def route_work(passes: int, gradients: bool, *, rows: int, E: int, X: int) -> int:
+    return rows * X * (passes * E + (200 if gradients else 90)) + (E * X + rows * E) * (10 if gradients else 4)
+
+
+def mixture_work(
+    passes: int, gradients: bool, *, rows: int, E: int, X: int, F: int, out: int, chosen: int, shared: int
+) -> int:
+    taken = rows * chosen
+    network = gated_feed_forward_work(passes, gradients, rows=taken + rows * (shared > 0), E=E, F=F, out=out)
+    stacks = (X * F + shared) * (2 * E + out) * (10 if gradients else 4)
+    return route_work(passes, gradients, rows=rows, E=E, X=X) + network + stacks + taken * out * 10
+
+
 def lookup_work(passes: int, gradients: bool, *, N: int, E: int, rows: int) -> int:
     return N * E * (8 if gradients else 2) + rows * E * (14 if gradients else 8)
 
@@ -131,6 +144,8 @@ PER_NUMBER = {
     "adam_step": (120, 120),
     "sgd_step": (60, 60),
     "clip_by_global_norm": (30, 30),
+    "load_balancing_loss": (70, 150),
+    "router_z_loss": (50, 120),
 }
 """Of operations whose work grows with the product of their sizes: that for each number, without gradients and with."""
 WORK: dict[str, Callable[..., float]] = {
@@ -145,6 +160,8 @@ WORK: dict[str, Callable[..., float]] = {
     "standard_deviation_norm": norm_work,
     "feed_forward": feed_forward_work,
     "gated_feed_forward": gated_feed_forward_work,
+    "mixture_of_experts": mixture_work,
+    "route": route_work,
     "embedding": lookup_work,
     "learned_positions": lookup_work,
     "rotary_embedding": rotary_embedding_work,
@@ -163,6 +180,8 @@ def ball_work(operation: str, *, gradients: bool, **sizes: int) -> float:
             between the query's two projections, or 0)
         layer_norm, rms_norm, standard_deviation_norm: rows, width
         feed_forward, gated_feed_forward: rows, E, F (the inner width), out (the output's width)
+        route: rows, E, X; mixture_of_experts: the same, and F, out, chosen, shared (the shared network's inner width)
+        load_balancing_loss, router_z_loss: rows, experts
         embedding, learned_positions: N (rows of the table), E, rows (taken)
         sinusoidal_positions: rows, width
         alibi_bias, relative_position_bias: pairs (of queries and keys, in all heads)

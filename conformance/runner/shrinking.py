@@ -395,7 +395,7 @@ def collapse_axes(case: Case) -> Case | None:
         return array.reshape(count, *((int(np.prod(inside)),) if inside else ()))
 
     inputs = {n: array.reshape(-1) if n in ("weight", "bias") else array for n, array in case.inputs.items()}
-    inputs |= {n: flat(inputs[n]) for n in (name, "targets") if n in inputs}
+    inputs |= {n: flat(inputs[n]) for n in (name, "targets", "token_mask") if n in inputs}
     options = dict(case.options)
     if options.get("dropout_keep") is not None:
         options["dropout_keep"] = flat(options["dropout_keep"])

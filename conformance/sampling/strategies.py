@@ -207,7 +207,7 @@ PLAUSIBLE = {
 """Layouts by the role of an array: input of a layer, mask or bias for pairs, cotangent, weights."""
 ACTIVATIONS = (
     *("query", "key", "value", "x", "ids", "positions", "outputs", "logsumexps"),
-    *("logits", "log_probabilities", "targets"),
+    *("logits", "log_probabilities", "targets", "router_logits"),
 )
 PAIRS = ("bias", "mask", "dropout_keep")
 

@@ -18,7 +18,7 @@ import numpy as np
 from conformance.cases.arguments import arguments, expected_dtype, gradient_name, result_names, results_of
 from conformance.cases.case import Case, heads_and_keys, logsumexp_alone, output_alone
 from conformance.cases.declaration import Declaration
-from conformance.cases.facts import operations
+from conformance.cases.facts import operation_facts, operations
 from conformance.cases.signatures import declaration_of, signature_of
 from conformance.subjects.conventions import (
     drop_offset,
@@ -170,8 +170,11 @@ class CallableSubject(Subject):
     def cotangents(self, case: Case) -> Arrays:
         """By result; zeros for a log-sum-exp that comes with the output, and is not asked for."""
         arrays = super().cotangents(case)
+        indices = operation_facts(case.operation).indices
         if case.cotangents and self.declaration.vjp is not None:
             for name in self.returned_names(case.operation):
+                if name in indices:
+                    continue
                 if name not in arrays:
                     zeros = np.zeros(expected_shape(name, case, self.declaration.layout), expected_dtype(name, case))
                     arrays[name] = self.lay("cotangent", self.framework.array(zeros))
@@ -183,7 +186,7 @@ class CallableSubject(Subject):
             return super().differentiate(case, inputs, options)
         positional, keywords = self.bind_arguments(case.operation, inputs, options)
         cotangents = self.cotangents(case)
-        bars = [cotangents[name] for name in self.returned_names(case.operation)]
+        bars = [cotangents[name] for name in self.returned_names(case.operation) if name in cotangents]
         results = self.results(case, inputs, options)  # before anything that may change the inputs
         returned = self.declaration.vjp(*positional, *bars, **keywords)
         return results, gradients_by_name(case, returned, self.framework.kind, self.declaration.lacking)

@@ -217,7 +217,12 @@ class JaxArrays(Framework):
         others = {name: array for name, array in inputs.items() if name not in names}
         floating = {name: inputs[name] for name in names}
         results, pull = self.jax.vjp(lambda floating: function(floating | others), floating)
-        return results, lambda cotangents, again=False: pull(cotangents)[0]
+        return results, lambda cotangents, again=False: pull(self.complete(cotangents, results))[0]
+
+    def complete(self, cotangents: Arrays, results: Arrays) -> Arrays:
+        """With those of whole numbers, for which JAX has a dtype without values."""
+        whole = {n: np.zeros(a.shape, self.jax.dtypes.float0) for n, a in results.items() if a.dtype.kind in "iu"}
+        return whole | cotangents
 
     def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self.jax.jit(function) if self.jit else function
@@ -232,7 +237,7 @@ class JaxArrays(Framework):
 
         def both(floating: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
             results, pullback = self.jax.vjp(lambda floating: function(floating | others), floating)
-            return results, pullback(cotangents)[0]
+            return results, pullback(self.complete(cotangents, results))[0]
 
         return self.compile_function(both)({name: inputs[name] for name in names}, cotangents)
 

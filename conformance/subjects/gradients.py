@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
+from conformance.cases.arguments import is_nested, name_field
 from conformance.cases.case import Case, list_arrays
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import definition
@@ -27,7 +28,8 @@ def gradients_by_name(case: Case, returned: object, kind: type, lacking: Collect
     """
     record = operation_facts(case.operation)
     names = [name for name in definition(case.operation) if name in record.differentiated and name not in lacking]
-    present = [name for name in names if name in ("parameters", *record.lists) or name in case.inputs]
+    made = ("parameters", *record.lists, *record.projections)
+    present = [name for name in names if name in made or name in case.inputs]
     if hasattr(returned, "_asdict"):
         returned = returned._asdict()
     elif isinstance(returned, kind) and len(present) == 1:
@@ -69,6 +71,8 @@ def split_gradient(case: Case, name: str, gradient: object) -> dict[str, Any]:
         if not isinstance(gradient, tuple | list) or len(gradient) != len(parts):
             raise WrongAnswer(ReturnedGradients(describe_value(gradient), of=name, count=len(parts)))
         return {f"{name}[{i}]": part for i, part in enumerate(gradient)}
+    if name in record.projections and hasattr(gradient, "weight"):
+        return linear_gradients(name, gradient)
     if name != "parameters":
         return {name: gradient}
     if isinstance(gradient, dict):
@@ -77,9 +81,9 @@ def split_gradient(case: Case, name: str, gradient: object) -> dict[str, Any]:
     for field in record.structure.fields if record.structure is not None else ():
         if not hasattr(gradient, field):
             raise WrongAnswer(ReturnedGradients(describe_value(gradient), of=name, lacks=field))
-        if getattr(gradient, field) is None and not any(given.startswith(field) for given in case.inputs):
-            continue
-        flat |= projection_gradients(case, field, getattr(gradient, field))
+        own = getattr(gradient, field)
+        nested = is_nested(record, field, own)
+        flat |= name_field(field, own) if nested else projection_gradients(case, field, own)
     return flat
 
 

@@ -111,6 +111,12 @@ def differentiable(case: Case) -> list[str]:
     return [name for name in floating if name not in (*case.constants, *KERNEL_ARGUMENTS)]
 
 
+def differentiable_results(case: Case) -> list[str]:
+    """Results that are no whole numbers, and so have cotangents."""
+    indices = operation_facts(case.operation).indices
+    return [name for name in result_names(case.operation) if name not in indices]
+
+
 def name_results(case: Case, names: Sequence[str], returned: Any, framework: Framework) -> Arrays:
     """What a call returned, by name: elements of a list and fields of a state one by one.
 
@@ -304,7 +310,7 @@ class NumpySubject(Subject):
     def differentiate(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         positional, keywords = arguments(case.operation, inputs, options)
         vjp, cotangents = getattr(self.module, f"{case.operation}_vjp"), self.cotangents(case)
-        bars = [cotangents[name] for name in result_names(case.operation)]
+        bars = [cotangents[name] for name in differentiable_results(case)]
         gradients = named_gradients(case, vjp(*positional, *bars, **keywords))
         return self.results(case, inputs, options), gradients
 

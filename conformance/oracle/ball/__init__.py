@@ -31,7 +31,7 @@ from conformance.cases.expectations import Exact
 from conformance.oracle.ball.attention import Results
 from conformance.oracle.ball.tape import ZERO, Leaves, Undecided, backward, balls, zeros
 
-FILES = ("attention", "layers", "rotary", "latent_attention", "optimizers")
+FILES = ("attention", "layers", "rotary", "latent_attention", "optimizers", "experts")
 """Of formulas; each is loaded when those before it lack one."""
 WORKING_PRECISION = 256
 LARGEST_PRECISION = 2**14

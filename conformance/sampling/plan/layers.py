@@ -92,6 +92,15 @@ NETWORKS = Plan(
         {"rows": 512, "model_width": 512, "inner_width": 2048, "outer_width": 512},
     ),
 )
+ROUTERS = Plan(
+    values={"rows": tuple(rows for rows in ROWS if rows < 16384), "model_width": MODEL_WIDTHS},
+    typical={"rows": (3, 130), "model_width": (5, 257, 3000)},
+)
+MIXTURES = Plan(
+    values={"rows": (1, 3, 17, 130, 257, 1025), "model_width": (3, 17, 130, 512), "inner_width": (3, 17, 130, 513)},
+    typical={"rows": (3, 130), "model_width": (5, 257), "inner_width": (7, 130)},
+)
+ROUTER_LOSSES = Plan(values={"rows": ROWS}, typical={"rows": (3, 130)})
 SILU = Plan(values={"rows": ROWS}, typical={"rows": (3, 130, 65537)})
 EMBEDDING = Plan(
     values={"rows": ROWS, "vocabulary": VOCABULARIES, "model_width": MODEL_WIDTHS},
@@ -136,6 +145,9 @@ PLANS = {
     **dict.fromkeys(("layer_norm", "rms_norm", "standard_deviation_norm"), NORMS),
     **dict.fromkeys(("feed_forward", "gated_feed_forward"), NETWORKS),
     "silu": SILU,
+    "route": ROUTERS,
+    "mixture_of_experts": MIXTURES,
+    **dict.fromkeys(("load_balancing_loss", "router_z_loss"), ROUTER_LOSSES),
     "embedding": EMBEDDING,
     "learned_positions": LEARNED,
     "sinusoidal_positions": SINUSOIDAL,
