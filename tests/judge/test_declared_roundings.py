@@ -30,6 +30,7 @@ PARTS = SMALL | {"keys": 40, "queries": 40}
 def violated(
     function: Function, operation: str, rules: list[str], dtype: str, limits: Any = LIMITS, **conventions: str
 ) -> list[str]:
+    limits = keep_meaningful(limits, operation)
     report = judge_torch(function, operation, rules, dtype, limits=limits, conventions=conventions)
     return [violation.rule for violation in report.violations]
 
