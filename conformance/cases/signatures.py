@@ -232,7 +232,12 @@ def declaration_of(
 
 
 def refuse_meaningless(operation: str, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option, a convention, a feature or a size that says nothing of the operation."""
+    """Raise ValueError for an option, a convention, a feature or a size that says nothing of the operation.
+
+    A softcap of scores and bias together would mean something for a layer too, whose exact results do not know it.
+    """
+    if operation == "multi_head_attention" and "capped" in options.get("conventions", ()):
+        raise ValueError("convention capped is judged for attention only: judge the layer's attention by itself")
     facts = operation_facts(operation)
     sizes = {"limits": facts.dimension_names, "least": [name for name in facts.dimension_names if name in WIDTH_NAMES]}
     refused = [] if facts.masked else [name for name in ("tile", "head_widths", "windows") if options.get(name)]

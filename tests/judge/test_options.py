@@ -122,6 +122,12 @@ def test_limits_that_leave_no_width(given: dict[str, Any], message: str) -> None
         conformance.check(reference_numpy.rotary_embedding, "rotary_embedding", arrays="numpy", **given)
 
 
+def test_a_layer_cannot_declare_what_its_softcap_is_of() -> None:
+    given: dict[str, Any] = {"arrays": "numpy", "conventions": {"capped": "scores"}}
+    with pytest.raises(ValueError, match="convention capped is judged for attention only: judge the layer's attention"):
+        conformance.check(reference_numpy.multi_head_attention, "multi_head_attention", **given)
+
+
 @pytest.mark.parametrize(
     ("function", "given", "message"),
     [
