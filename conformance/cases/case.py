@@ -170,8 +170,7 @@ def masked_dimensions(case: Case) -> dict[str, int]:
     """Of an operation that has masks."""
     (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
     sizes = {"batch": case.inputs["query"].shape[0], "heads": H, "group_ratio": H // max(G, 1)}
-    sizes |= {"queries": Q, "keys": K, "key_width": widths[0], "value_width": widths[-1]}
-    return sizes
+    return sizes | {"queries": Q, "keys": K} | dict(zip(("key_width", "value_width"), widths, strict=False))
 
 
 ONLY_OF_OUTPUT = ("dropout_keep", "dropout_rate", "empty_rows")

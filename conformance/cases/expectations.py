@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from conformance.cases.arguments import gradient_name, replace_kernel_arguments
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys
 from reference_numpy import materialize
 from specification.masks import (
     And,
@@ -88,9 +88,10 @@ def asked_case(example: CaseExample) -> Case:
 
 
 def allowed_pairs(case: Case, shape: tuple[int, int, int, int] | None = None) -> Any:
-    """Pairs that take part. shape: [B, H, Q, K], of multi-head attention, whose inputs do not have it."""
+    """Pairs that take part. shape: [B, H, Q, K], where it is not that of the case."""
     case = replace_kernel_arguments(case)
-    B, H, Q, K = shape or (*case.inputs["query"].shape[:3], case.inputs["key"].shape[2])
+    heads, _, queries, keys = heads_and_keys(case)
+    B, H, Q, K = shape or (case.inputs["query"].shape[0], heads, queries, keys)
     allowed = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
     if "bias" in case.inputs:
         bias = case.inputs["bias"].astype(float)
@@ -140,6 +141,32 @@ def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
             bad = bad.any(axis=axes, keepdims=True).reshape(exact.high.shape)
         expected[name] = exact.spoil(bad)
     return expected
+
+
+def replace_hidden(case: Case) -> Case:
+    """The case with 1 in place of NaN and infinity that no query may attend to; the case itself where there are none.
+
+    Of an operation that has masks. An infinity in the bias is replaced where it is above 0, as the other one forbids.
+    """
+    allowed, inputs = allowed_pairs(case), dict(case.inputs)
+    B, H, _, K = allowed.shape
+    if "num_heads" in case.options:
+        reads, seen = allowed.any(axis=(1, 3)), allowed.any(axis=(1, 2))
+    else:
+        G = inputs["key"].shape[1]
+        reads, seen = allowed.any(axis=3), allowed.reshape(B, G, H // max(G, 1), -1, K).any(axis=(2, 3))
+    used = {"query": reads[..., None], "key": seen[..., None], "value": seen[..., None]}
+    if "bias" in inputs:
+        shape = (1,) * (4 - inputs["bias"].ndim) + inputs["bias"].shape
+        axes = tuple(axis for axis in range(4) if shape[axis] == 1)
+        used["bias"] = allowed.any(axis=axes, keepdims=True).reshape(inputs["bias"].shape)
+    replaced = False
+    for name in used.keys() & inputs.keys():
+        array = inputs[name].astype(float)
+        hidden = ~used[name] & ~np.isfinite(array) & ((name != "bias") | (array != -np.inf))
+        replaced |= bool(hidden.any())
+        inputs[name] = np.where(hidden, inputs[name].dtype.type(1), inputs[name])
+    return replace(case, inputs=inputs) if replaced else case
 
 
 def empty_rows(case: Case) -> np.ndarray:

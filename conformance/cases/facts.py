@@ -65,6 +65,8 @@ OF_ATTENTION = (
     *("saved", "merging"),
 )
 """Conventions of attention, and of what is made of it."""
+OF_SCORES = ("batch", "heads", "group_ratio", "queries", "keys", "key_width")
+"""Dimensions of attention without values."""
 
 
 def attention_shape(case: Case, name: str, layout: str) -> Shape:
@@ -102,6 +104,7 @@ ATTENTION = OperationFacts(
     positive=("alibi_slopes",),
     shape=attention_shape,
     dimensions=masked_dimensions,
+    dimension_names=(*OF_SCORES, "value_width"),
     axes=attention_axes,
 )
 ATTENTION_WEIGHTS = replace(
@@ -111,6 +114,7 @@ ATTENTION_WEIGHTS = replace(
     differentiated=("query", "key", "bias", "sinks"),
     wide=("alibi_slopes",),
     shape=weights_shape,
+    dimension_names=OF_SCORES,
     axes=partial(attention_axes, output=PAIRS),
 )
 ATTENTION_LOGSUMEXP = replace(
@@ -145,6 +149,7 @@ MERGE_ATTENTION = OperationFacts(
     wide=("logsumexps", "logsumexp"),
     shape=lambda case, name, layout: case.inputs["outputs[0]" if name == "output" else "logsumexps[0]"].shape,
     dimensions=lambda case: name_axes(case.inputs["outputs[0]"], "batch", "heads", "queries", "value_width"),
+    dimension_names=("batch", "heads", "queries", "value_width"),
     axes=merged_axes,
 )
 
@@ -178,6 +183,7 @@ MULTI_HEAD_ATTENTION = OperationFacts(
     masked=True,
     shape=lambda case, name, layout: (*case.inputs["query"].shape[:-1], case.inputs["output.weight"].shape[-1]),
     dimensions=lambda case: masked_dimensions(case) | {"model_width": case.inputs["query"].shape[-1]},
+    dimension_names=(*OF_SCORES, "value_width", "model_width"),
     axes=multi_head_axes,
 )
 
@@ -227,6 +233,7 @@ LATENT_ATTENTION = OperationFacts(
     ),
     shape=lambda case, name, layout: (*case.inputs["x"].shape[:-1], case.inputs["output.weight"].shape[-1]),
     dimensions=latent_dimensions,
+    dimension_names=("batch", "heads", "length", "table", "key_width", "value_width", "model_width", "inner_width"),
     axes=latent_axes,
     fixed=("S", "D", "V", "C", "C and R", "D and V"),
     tied=("Q", "K"),
@@ -264,6 +271,7 @@ LAYER_NORM = OperationFacts(
     rows=Rows("x", lambda case: case.inputs["weight"].ndim),
     shape=shape_of_x,
     dimensions=norm_dimensions,
+    dimension_names=("rows", "norm_width"),
     axes=norm_axes,
 )
 RMS_NORM = replace(
@@ -311,6 +319,7 @@ FEED_FORWARD = OperationFacts(
     rows=Rows("x", lambda case: 1),
     shape=lambda case, name, layout: (*case.inputs["x"].shape[:-1], case.inputs["outer.weight"].shape[-1]),
     dimensions=network_dimensions,
+    dimension_names=("rows", "model_width", "inner_width"),
     axes=network_axes,
 )
 GATED_FEED_FORWARD = replace(
@@ -334,6 +343,7 @@ SILU = OperationFacts(
     rows=Rows("x", lambda case: 0),
     shape=shape_of_x,
     dimensions=lambda case: {"rows": case.inputs["x"].size},
+    dimension_names=("rows",),
     axes=silu_axes,
 )
 
@@ -447,6 +457,7 @@ EMBEDDING = OperationFacts(
     rows=Rows("ids", lambda case: 0),
     shape=lambda case, name, layout: (*case.inputs["ids"].shape, case.inputs["table"].shape[-1]),
     dimensions=embedding_dimensions,
+    dimension_names=("rows", "vocabulary", "model_width"),
     axes=embedding_axes,
 )
 
@@ -470,6 +481,7 @@ LEARNED_POSITIONS = OperationFacts(
     copies=True,
     shape=lambda case, name, layout: (case.options["length"], case.inputs["table"].shape[-1]),
     dimensions=learned_dimensions,
+    dimension_names=("length", "vocabulary", "model_width"),
     axes=learned_axes,
 )
 
@@ -491,6 +503,7 @@ SINUSOIDAL_POSITIONS = OperationFacts(
     differentiated=(),
     shape=lambda case, name, layout: (case.options["length"], case.options["width"]),
     dimensions=sinusoidal_dimensions,
+    dimension_names=("length", "model_width", "table"),
     axes=sinusoidal_axes,
 )
 
@@ -529,6 +542,7 @@ ALIBI_BIAS = OperationFacts(
     differentiated=(),
     shape=bias_shape,
     dimensions=bias_dimensions,
+    dimension_names=("heads", "queries", "keys"),
     axes=alibi_axes,
 )
 RELATIVE_POSITION_BIAS = OperationFacts(
@@ -539,6 +553,7 @@ RELATIVE_POSITION_BIAS = OperationFacts(
     copies=True,
     shape=bias_shape,
     dimensions=bias_dimensions,
+    dimension_names=("heads", "queries", "keys"),
     axes=relative_axes,
 )
 
@@ -587,6 +602,7 @@ ROTARY_EMBEDDING = OperationFacts(
     width_unit=2,
     shape=shape_of_x,
     dimensions=rotary_dimensions,
+    dimension_names=("batch", "heads", "length", "model_width", "table"),
     axes=rotary_axes,
 )
 
@@ -603,6 +619,7 @@ ROTARY_FREQUENCIES = OperationFacts(
     width_unit=2,
     shape=lambda case, name, layout: () if name == "attention_factor" else (case.options["width"] // 2,),
     dimensions=lambda case: {"model_width": case.options["width"]},
+    dimension_names=("model_width",),
     axes=lambda case: ({"E": case.options["width"]}, {}, {}),
 )
 
@@ -632,6 +649,7 @@ CROSS_ENTROPY = OperationFacts(
     rows=Rows("logits", lambda case: 1),
     shape=lambda case, name, layout: case.inputs["targets"].shape if case.options.get("reduction") == "none" else (),
     dimensions=loss_dimensions,
+    dimension_names=("rows", "classes"),
     axes=loss_axes,
 )
 NLL_LOSS = replace(
@@ -674,6 +692,7 @@ ADAM_STEP = OperationFacts(
     positive=("square",),
     shape=shape_of_input,
     dimensions=step_dimensions,
+    dimension_names=("rows",),
     axes=step_axes,
 )
 SGD_STEP = OperationFacts(
@@ -687,6 +706,7 @@ SGD_STEP = OperationFacts(
     wide=("velocity",),
     shape=shape_of_input,
     dimensions=step_dimensions,
+    dimension_names=("rows",),
     axes=step_axes,
 )
 
@@ -713,6 +733,7 @@ CLIP_BY_GLOBAL_NORM = OperationFacts(
     wide=("norm",),
     shape=shape_of_input,
     dimensions=lambda case: {"rows": sum(array.size for array in case.inputs.values())},
+    dimension_names=("rows",),
     axes=clipped_axes,
 )
 

@@ -110,6 +110,7 @@ class OperationFacts:
 
     shape: of a result, from the case, the name of the result, and the layout of attention's arrays ("BHTD", "BTHD").
     dimensions: the sizes of a case, by names of `declaration.DIMENSIONS`.
+    dimension_names: those names, of which a subject may declare limits.
     axes: of all arrays of a case, as described above.
     fixed: dimensions that keep their size, where an axis is a sum of sizes and no product.
     tied: dimensions that change together.
@@ -121,6 +122,7 @@ class OperationFacts:
     differentiated: tuple[str, ...]
     shape: Callable[[Case, str, str], Shape]
     dimensions: Callable[[Case], dict[str, int]]
+    dimension_names: tuple[str, ...]
     axes: Callable[[Case], Described]
     option_rules: Mapping[str, str] = field(default_factory=dict)
     conventions: tuple[str, ...] = ()

@@ -22,11 +22,12 @@ from conformance.cases.declaration import (
     PARAMETERS,
     SIMPLEST_FIRST,
     UNCLAIMED,
+    WIDTH_NAMES,
     Declaration,
     DeclarationOptions,
 )
 from conformance.cases.facts import operation_facts
-from conformance.cases.options import read_options
+from conformance.cases.options import read_options, refuse_unknown
 from specification.dtypes import FLOATING
 
 OPTIONAL = ("bias",)
@@ -231,9 +232,16 @@ def declaration_of(
 
 
 def refuse_meaningless(operation: str, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option, a convention or a feature that says nothing of the operation."""
+    """Raise ValueError for an option, a convention, a feature or a size that says nothing of the operation.
+
+    A softcap of scores and bias together would mean something for a layer too, whose exact results do not know it.
+    """
+    if operation == "multi_head_attention" and "capped" in options.get("conventions", ()):
+        raise ValueError("convention capped is judged for attention only: judge the layer's attention by itself")
     facts = operation_facts(operation)
+    sizes = {"limits": facts.dimension_names, "least": [name for name in facts.dimension_names if name in WIDTH_NAMES]}
     refused = [] if facts.masked else [name for name in ("tile", "head_widths", "windows") if options.get(name)]
+    refused += [] if sizes["least"] else [name for name in ("width_multiple", "least") if options.get(name)]
     if options.get("scalings") and "scaling" not in definition(operation):
         refused.append("scalings")
     if options.get("layout") == "BTHD" and not operation.startswith("attention"):
@@ -243,6 +251,8 @@ def refuse_meaningless(operation: str, options: Mapping[str, Any]) -> None:
     refused += [f"feature {name}" for name in FEATURES if name in named - operation_features(operation)]
     if refused:
         raise ValueError(f"{', '.join(refused)} mean{'s' * (len(refused) == 1)} nothing for {operation}")
+    for option, names in sizes.items():
+        refuse_unknown(f"{option} of {operation}", options.get(option, ()), names)
 
 
 def operation_features(operation: str) -> set[str]:

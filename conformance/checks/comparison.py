@@ -86,7 +86,7 @@ def judge(
         findings |= {name: compare_result(name, looser[name]) for name in broken}
     if not broken or not wrong_in_empty_rows(case, answers, truth, bounds):
         return [*findings.values()]
-    empty = empty_rows(case)
+    empty = empty_output_rows(case)
     split = []
     for name, finding in findings.items():
         if name not in broken:
@@ -100,8 +100,16 @@ def judge(
     return split
 
 
-OF_QUERIES, OF_ROWS = ("attention", "attention_logsumexp"), ("output", "logsumexp")
-"""Operations that allow nothing in some rows, and their results that have a row for each query."""
+OF_QUERIES = ("attention", "attention_logsumexp", "multi_head_attention")
+"""Operations that allow nothing in some rows."""
+OF_ROWS = ("output", "logsumexp")
+"""Their results that have a row for each query."""
+
+
+def empty_output_rows(case: Case) -> np.ndarray:
+    """Rows of results that allow nothing, [B, H, Q]; of a layer [B, Q], where one of the heads allows nothing."""
+    rows = empty_rows(case)
+    return np.asarray(rows.any(axis=1)) if "num_heads" in case.options else rows
 
 
 def fill_unpromised(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
@@ -116,7 +124,7 @@ def fill_unpromised(case: Case, answers: Answers, truth: dict[str, Exact]) -> An
 
 def wrong_in_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> bool:
     """Whether a result is wrong in a row that allows nothing. The core says nothing of it, nor of gradients then."""
-    if case.operation not in OF_QUERIES or not (rows := empty_rows(case)).any():
+    if case.operation not in OF_QUERIES or not (rows := empty_output_rows(case)).any():
         return False
     return any(
         (ratio(answers[name].astype(float), truth[name], bounds[name], expected_dtype(name, case)) > 1)[rows].any()

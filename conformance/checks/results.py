@@ -14,7 +14,7 @@ from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST
 from conformance.cases.expectations import Exact, allowed_pairs
-from conformance.checks.catalogue import REFUSAL, Check, Example
+from conformance.checks.catalogue import Check, Example
 from conformance.checks.comparison import units_in_the_last_place
 from conformance.checks.findings import Finding, Threshold, same_error
 from conformance.checks.levels import CORE, higher, is_required, rank
@@ -226,14 +226,13 @@ class Violation:
 
         One of a lower level is: no violation hides another one that more profiles ask about.
         Of numbers the first is as good as any: where digits cancel, a rounding too many may leave none that is right.
-        That a call is answered which should be refused says nothing of the answers to others, nor a gradient that is
-        nearly 0 of what is wrong in it.
+        A gradient that is nearly 0 says nothing of what is wrong in it.
         """
         if other is None or self.level != other.level:
             return other is None or rank(self.level) < rank(other.level)
         if self.has_flat_rows != other.has_flat_rows:
             return other.has_flat_rows
-        return other.loses_digits and not self.is_numeric and self.check != REFUSAL
+        return other.loses_digits and not self.is_numeric
 
     @property
     def larger(self) -> list[Violation]:

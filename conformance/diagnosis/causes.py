@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -25,7 +25,7 @@ from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, add_rounding, ask_fresh, collect_evidence
 from conformance.diagnosis.experiments import draw_experiments
 from conformance.diagnosis.explanation import Explanation, judge_mistake, learn_condition
-from conformance.diagnosis.pattern import find_pattern
+from conformance.diagnosis.pattern import find_pattern, same_places
 from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.condition import Condition
 from conformance.operations.probes import catalogue
@@ -215,21 +215,26 @@ def group_numbers(
     unexplained: Sequence[Evidence],
     passing: Sequence[Evidence],
 ) -> Iterator[Cause]:
-    """One cause for violations that are alike: lost digits in one dtype, wrong outputs, or wrong gradients alone."""
+    """One cause for violations that are alike: lost digits, wrong outputs, or wrong gradients alone.
+
+    Digits that are lost in another dtype are another cause. It is the same one in float16 as in bfloat16 where they are
+    lost at the same places, at one level, and under the same conventions.
+    """
     groups: dict[tuple[CauseKind, str | None, bool | None, bool], list[int]] = {}
     for key, one in violations.items():
         if one.loses_digits:
             groups.setdefault(("digits", one.case.dtype, None, True), []).append(key)
         else:
             groups.setdefault(("numbers", None, is_gradient(one.finding.name), one.is_numeric), []).append(key)
-    for (kind, dtype, gradient, _), keys in groups.items():
+
+    def make_cause(kind: CauseKind, dtypes: Collection[str | None], gradient: bool | None, keys: list[int]) -> Cause:
         rules = {violations[key].rule for key in keys}
         evidence = [own[key] for key in keys if key in own and own[key].wrong]
         evidence += [
             one
             for one in unexplained
             if one not in evidence and one.kept is not None and one.kept.rule in rules
-            if dtype in (None, one.case.dtype) and gradient in (None, all(map(is_gradient, one.wrong)))
+            if not {None, one.case.dtype}.isdisjoint(dtypes) and gradient in (None, all(map(is_gradient, one.wrong)))
         ]
         smallest = min(evidence, key=lambda one: one.size, default=None)
         wrong = frozenset[str]().union(*(one.wrong for one in evidence))
@@ -238,7 +243,23 @@ def group_numbers(
         pattern = None if smallest is None else find_pattern(smallest)
         ordered = sort_violations([violations[key] for key in keys])
         excuses = find_excuses(evidence, ordered[0].level)
-        yield Cause(kind, ordered, None, condition, pattern, excuses)
+        return Cause(kind, ordered, None, condition, pattern, excuses)
+
+    narrow: list[tuple[list[str | None], list[int], Cause]] = []
+    for (kind, dtype, gradient, _), keys in groups.items():
+        cause = make_cause(kind, [dtype], gradient, keys)
+        if kind != "digits" or dtype in WIDE:
+            yield cause
+            continue
+        for place, (dtypes, before, known) in enumerate(narrow):
+            if known.level == cause.level and same_places(known.pattern, cause.pattern):
+                merged = make_cause(kind, [*dtypes, dtype], gradient, [*before, *keys])
+                if known.excuses == cause.excuses == merged.excuses:
+                    narrow[place] = [*dtypes, dtype], [*before, *keys], merged
+                    break
+        else:
+            narrow.append(([dtype], keys, cause))
+    yield from (cause for *_, cause in narrow)
 
 
 def find_excuses(

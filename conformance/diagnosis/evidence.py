@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from conformance.bounds.arithmetic import ARITHMETIC, LARGEST
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import FORMULAS
-from conformance.cases.expectations import Exact, Planted
+from conformance.cases.expectations import Exact, Planted, replace_hidden
+from conformance.cases.facts import operation_facts
 from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, Check, nothing
 from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
@@ -110,6 +112,13 @@ class Evidence:
     @property
     def case(self) -> Case:
         return self.call.case
+
+    @cached_property
+    def clean_call(self) -> Call | None:
+        """The call without NaN and infinity that a mask hides; None where it hides none."""
+        masked = self.case.special and operation_facts(self.case.operation).masked
+        clean = replace_hidden(self.case) if masked else self.case
+        return None if clean is self.case else Call(clean)
 
     @property
     def size(self) -> int:

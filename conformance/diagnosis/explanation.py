@@ -84,8 +84,20 @@ def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
         elif not all(prediction.agrees(name, evidence.answers[name]) for name in names):
             verdict = "against"
         else:  # where it does not explain, it is too near to what is right, or something else is wrong as well
-            return "explains" if evidence.wrong and covers else "silent"
+            return "explains" if evidence.wrong and covers and shows_in_numbers(mistake, evidence) else "silent"
     return "silent" if agrees_unseen else verdict
+
+
+def shows_in_numbers(mistake: Mistake, evidence: Evidence) -> bool:
+    """Whether a mistake shows, however it is made, also where the mask hides numbers; or is about NaN and infinity.
+
+    Whatever multiplies hidden NaN by a weight of 0 has NaN. A mistake that does nothing else there is not to blame.
+    """
+    clean = None if mistake.of_special_values else evidence.clean_call
+    if clean is None:
+        return True
+    predictions = mistake.predict(clean)
+    return bool(predictions) and all(one.is_apart(clean.right, clean.bounds) for one in predictions)
 
 
 def is_consistent(mistake: Mistake, evidence: Evidence) -> bool:

@@ -60,6 +60,14 @@ def find_pattern(evidence: Evidence) -> Pattern | None:
     return Pattern(name, tuple(places), float(wrong.mean()) if wrong.size else 0.0)
 
 
+def same_places(one: Pattern | None, other: Pattern | None) -> bool:
+    """Whether two patterns are of one result and the same places, however many places there are."""
+    if one is None or other is None:
+        return False
+    places = ([(p.axis, p.kind, p.start, p.stride) for p in pattern.places] for pattern in (one, other))
+    return one.result == other.result and next(places) == next(places)
+
+
 def find_places(axis: tuple[str, ...], wrong: np.ndarray) -> Places:
     """Describe which of the places are wrong, the simplest description that is exact."""
     indices, size = np.flatnonzero(wrong), wrong.size

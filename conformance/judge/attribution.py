@@ -15,12 +15,12 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case, heads_and_keys, output_alone
-from conformance.cases.expectations import Planted, empty_rows
+from conformance.cases.expectations import Planted
 from conformance.cases.facts import FEATURE_RULES, operation_facts
 from conformance.cases.features import features_of, has_declared_masks, mask_kinds, rule_of
 from conformance.cases.signatures import equals_default
 from conformance.checks.catalogue import AGREEMENT, DETERMINISM, MEMORY, REPETITIONS, TWIN, Check, first, nothing
-from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
+from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, empty_output_rows, worst
 from conformance.checks.findings import Finding, ProcessEnded, TookTooLong, is_error
 from conformance.checks.levels import STATE_RULE
 from conformance.oracle.reference import oracle
@@ -136,10 +136,11 @@ ELEMENT = Check("element", nothing, check_element, first, tells_size=False)
 
 
 def is_in_empty_row(case: Case, finding: Finding) -> bool:
-    """Whether the element that is farthest off stands in a row of attention that allows nothing."""
+    """Whether the element that is farthest off stands in a row of the result that allows nothing."""
     if case.operation not in OF_QUERIES or finding.name not in OF_ROWS or finding.kind != "value":
         return False
-    return bool(empty_rows(case)[finding.index[:3]])
+    rows = empty_output_rows(case)
+    return bool(rows[finding.index[: rows.ndim]])
 
 
 def check_agreement(runner: Runner, case: Case) -> list[Finding]:

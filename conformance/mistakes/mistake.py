@@ -92,6 +92,7 @@ class Mistake:
         condition: when it shows.
         of_gradients: whether it is one of the backward pass, and predicts no results.
         rounds: what it computes with fewer digits and otherwise right: a convention's name where one says just that.
+        of_special_values: whether it is one about NaN and infinity, which no other shows by what a mask hides.
     """
 
     id: str
@@ -106,6 +107,7 @@ class Mistake:
     condition: Condition = ALWAYS
     of_gradients: bool = False
     rounds: str = ""
+    of_special_values: bool = False
 
     def __str__(self) -> str:
         """The id with what is chosen, such as "keys.left-out (first=64)"."""
@@ -168,6 +170,7 @@ class Topic:
     operations: tuple[str, ...] = ATTENTION
     of_gradients: bool = False
     rounds: str = ""
+    of_special_values: bool = False
 
     def entry(
         self, name: str, says: str, change: Change, /, *, rule: str = "", operations: tuple[str, ...] = (),
@@ -175,7 +178,8 @@ class Topic:
     ) -> Mistake:  # fmt: skip
         usual = rule or self.rule, says, change, operations or self.operations
         entry = Mistake(f"{self.name}.{name}", *usual, parameters, lacks, needs)
-        return replace(entry, of_gradients=self.of_gradients, rounds=self.rounds)
+        gradients, special = self.of_gradients, self.of_special_values
+        return replace(entry, of_gradients=gradients, rounds=self.rounds, of_special_values=special)
 
     def entries(self, make: Callable[[Any], Change], *rows: Sequence[Any], **fields: Any) -> tuple[Mistake, ...]:
         """One for each row: its name, what it says, what `make` makes its change of, and its parameters."""

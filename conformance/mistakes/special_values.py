@@ -64,11 +64,15 @@ HIDDEN: dict[str, Callable[[AttentionSteps], np.ndarray]] = {
 
 
 def read_hidden(call: Call, what: str) -> list[Results]:
-    """-inf is added to hidden scores, or they are masked too early, or their maximum is taken over all."""
+    """-inf is added to hidden scores, or they are masked too early, or their maximum is taken over all.
+
+    Values of weight 0 are left out, or multiplied.
+    """
     spoiled = np.any(HIDDEN[what](call.steps) & ~call.steps.allowed_pairs, axis=-1, keepdims=True)
     if not spoiled.any():
         return []
-    ways = multiply_all(call, clear_hidden(call.steps), np.where(spoiled, np.nan, call.forward.weights))
+    weights = np.where(spoiled, np.nan, call.forward.weights)
+    ways = [way for kept in ((), ("value",)) for way in multiply_all(call, clear_hidden(call.steps, kept), weights)]
     rows = spoiled[..., 0] if call.case.operation == "attention_logsumexp" else spoiled
     return [way | {"output": np.where(rows, np.nan, way["output"])} for way in ways]
 
@@ -99,7 +103,7 @@ def skip_weights_of_0(call: Call) -> AttentionSteps:
     return steps.change(visible=steps.visible & (weights * steps.factor != 0), weigh=lambda steps, scores: weights)
 
 
-TOPIC = Topic("special_values", "MASK-7")
+TOPIC = Topic("special_values", "MASK-7", of_special_values=True)
 MISTAKES = (
     TOPIC.entry("hidden-multiplied", "{numbers} behind a mask is multiplied by a weight of 0 ({what})", multiply_hidden,
                 needs=("special",), what=(*MULTIPLIED,), numbers=("NaN and infinity", "infinity")),

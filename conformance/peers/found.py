@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.checks.levels import JUDGED
+from conformance.checks.levels import EVERY_RULE
 from conformance.peers.peer import Peer
 
 RECORDS = Path(__file__).with_name("found.toml")
@@ -33,7 +33,7 @@ class Bug(NamedTuple):
 
     package: the name that is imported. call: a program that prints one number. wrong: that number, or the name of the
     exception or signal that ends the call. rows: how the names of rows begin in which it shows; empty for none.
-    flag: of processors, without which it does not show.
+    flag: of processors, without which it does not show. needs: other packages that its package imports.
     """
 
     library: str
@@ -48,13 +48,14 @@ class Bug(NamedTuple):
     program: str = ""
     flag: str = ""
     reported: str = "no report found"
+    needs: Sequence[str] = ()
 
     @property
     def absent(self) -> str:
         """Why its call cannot be run here; empty if it can."""
         if self.flag and self.flag not in read_processor():
             return f"this processor has no {self.flag}"
-        return Peer(self.title, "", "", "", (self.package,), self.program).absent
+        return Peer(self.title, "", "", "", (self.package, *self.needs), self.program).absent
 
 
 def read_processor() -> list[str]:
@@ -68,13 +69,17 @@ def read_bugs(path: Path = RECORDS) -> list[Bug]:
 
 
 def run_call(bug: Bug) -> str:
-    """What the call prints in a process of its own, or the name of the exception or signal that ends it."""
+    """The last line that the call prints in a process of its own, or the name of the exception or signal that ends it.
+
+    A library may print lines of its own when it is imported.
+    """
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "0"}
     command = [sys.executable, "-W", "ignore", "-c", bug.call]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST)
     if done.returncode < 0:
         return signal.Signals(-done.returncode).name
-    return done.stderr.strip().splitlines()[-1].partition(":")[0] if done.returncode else done.stdout.strip()
+    last = (done.stderr if done.returncode else done.stdout).strip().rpartition("\n")[2]
+    return last.partition(":")[0] if done.returncode else last
 
 
 def format_found(bugs: Sequence[Bug]) -> str:
@@ -99,5 +104,6 @@ def lines(bugs: Sequence[Bug]) -> Iterator[str]:
             yield from ["", f"### {bug.title[0].upper()}{bug.title[1:]}", ""]
             yield from ["```python", bug.call.strip(), "```", ""]
             yield f"- {'ends by' if ends else 'prints'} {bug.wrong}{where}; right is {bug.right}"
-            yield f"- rule {bug.rule} {JUDGED[bug.rule].title}"
+            yield f"- rule {bug.rule} {EVERY_RULE[bug.rule].title}"
+            yield from [f"- its package imports {', '.join(bug.needs)}"] if bug.needs else []
             yield f"- reported: {bug.reported}"

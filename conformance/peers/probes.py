@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
+from conformance.cases.expectations import allowed_pairs, empty_rows
 from conformance.cases.features import is_norm, rule_of
 from conformance.checks.catalogue import TWIN, Probe
 from conformance.sampling import strategies as generation
 from conformance.sampling.layers import norm_cases
 from conformance.sampling.operations import operation_cases
-from reference_numpy import materialize
 
 HEADS = "multi_head_attention"
 Cases = Callable[..., st.SearchStrategy[Case]]
@@ -62,25 +62,18 @@ def probes(operation: str, declaration: Declaration) -> Iterator[Probe]:
     if operation == HEADS:
         heads = generation.multi_head_cases(declaration=declaration)
         if declaration.convention("empty_rows") == "zero":
-            with_empty_rows = heads.filter(lambda case: not visible_pairs(case).any(-1).all())
+            with_empty_rows = heads.filter(lambda case: bool(empty_rows(case).any()))
             yield Probe("ATT-6", "empty rows in multi-head attention", (HEADS,), with_empty_rows)
         if declaration.convention("isolation") == "strict":
             whole = generation.multi_head_cases(declaration=declaration.add_conventions(empty_rows="any"))
             yield Probe("MASK-7", "hidden NaN in multi-head attention", (HEADS,), hidden_tokens(whole), TWIN)
 
 
-def visible_pairs(case: Case) -> np.ndarray:
-    """[B, H, Q, K] of multi-head attention; -inf in a bias forbids too."""
-    (B, Q), K, H = case.inputs["query"].shape[:2], case.inputs["key"].shape[1], case.options["num_heads"]
-    found = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
-    return found & (case.inputs["bias"].astype(float) != -np.inf) if "bias" in case.inputs else found
-
-
 @st.composite
 def hidden_tokens(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> tuple[Case, Case]:
     """(with NaN or infinity in tokens that no query of any head may attend to, the clean case); no gradients."""
     clean = replace(draw(cases), cotangents={})
-    hidden: Any = ~visible_pairs(clean).any((1, 2))
+    hidden: Any = ~allowed_pairs(clean).any((1, 2))
     assume(hidden.any())
     poison = draw(st.sampled_from((np.nan, np.inf, -np.inf)))
     planted = {

@@ -217,7 +217,7 @@ class Search:
     def promised_case(self, before: Case, smaller: Case | None) -> Case | None:
         """The smaller case; None where rows come to allow nothing, and the subject does otherwise there."""
         after = align_masks(smaller, self.declaration)
-        if after is None or after.operation != "attention" or self.declaration.convention("empty_rows") == "zero":
+        if after is None or not has_masks(after.operation) or self.declaration.convention("empty_rows") == "zero":
             return after
         return after if empty_rows(after).any() <= empty_rows(before).any() else None
 

@@ -14,6 +14,7 @@ import torch
 import reference_numpy
 import torch_impl
 from conformance import check, compare
+from conformance.cases.expectations import replace_hidden
 from conformance.diagnosis import explanation
 from conformance.diagnosis.cause import Cause, Diagnosis
 from conformance.diagnosis.choice import Chooser
@@ -33,6 +34,7 @@ from tests.support.helpers import (
     attention_case,
     find_mistake,
     judged,
+    keep_meaningful,
     name_of_cause,
     options_of,
 )
@@ -113,7 +115,8 @@ def test_float64_in_float32_is_one_cause_of_lost_digits_and_lost_range(
     function: Function, operation: str, topic: str
 ) -> None:
     """Numbers that are 0 or infinite in float32 too, and those that lose digits only."""
-    given = {"dtypes": ["float64"], "supports": ["no-gradients"], "limits": {"rows": 40, "norm_width": 40}}
+    limits = keep_meaningful({"rows": 40, "norm_width": 40}, operation)
+    given = {"dtypes": ["float64"], "supports": ["no-gradients"], "limits": limits}
     cause = only(judge_strictly(function, "ACT-1", "NORM-7", operation=operation, **given))
     assert cause.diagnosis is not None
     assert name_of_cause(cause) == f"{topic}.float64-in-float32"
@@ -377,11 +380,68 @@ def test_only_who_has_masks_may_promise_nothing_behind_them(
     assert options_of(report) == [options]
 
 
+@np.errstate(all="ignore")
+@pytest.mark.parametrize(
+    ("mistake", "verdict"),
+    [
+        (find_mistake("special_values.hidden-multiplied").choose(), "explains"),
+        (find_mistake("fills.number-put").choose(), "silent"),
+        (find_mistake("extents.key-tail-filled").choose(what="the first keys"), "silent"),
+        (find_mistake("masks.ignored").choose(), "explains"),
+    ],
+    ids=str,
+)
+def test_only_mistakes_of_special_values_are_named_for_what_hidden_nan_alone_shows(
+    mistake: Mistake, verdict: str
+) -> None:
+    """What is -inf, or stands behind a causal mask, has a weight of 0. An ignored mask lets numbers through, too."""
+    case = small_case(keys=6, mask=Causal(0))
+    value = np.where(np.arange(6)[:, None] > 4, np.float32("nan"), case.inputs["value"])
+    case = replace(case, inputs=case.inputs | {"value": value}, cotangents={}, special=True)
+    evidence = weigh(Call(case), {"output": np.full((1, 2, 3, 3), np.nan, np.float32)})
+    assert evidence is not None
+    assert explanation.judge_mistake(mistake, evidence) == verdict
+
+
+def test_hidden_numbers_stand_in_for_hidden_nan() -> None:
+    """What some query attends to stays, and so do an infinity that forbids, and a case that hides numbers alone."""
+    nan, inf = np.float32("nan"), np.float32("inf")
+    bias = np.array([[0, 0, 0, nan, inf], [0, 0, 0, 0, 0], [0, 0, 0, 0, -inf]], np.float32)
+    case = small_case(mask=Causal(0))
+    key = case.inputs["key"].copy()
+    key[..., 1, 0], key[..., 4, :] = nan, inf
+    clean = replace_hidden(replace(case, inputs=case.inputs | {"key": key, "bias": bias}))
+    assert np.isnan(clean.inputs["key"][..., 1, 0]).all()
+    assert (clean.inputs["key"][..., 4, :] == 1).all()
+    np.testing.assert_array_equal(clean.inputs["bias"][:2], [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
+    assert clean.inputs["bias"][2, 4] == -inf
+    plain = small_case()
+    assert replace_hidden(plain) is plain
+
+
 def test_lost_digits_that_no_mistake_explains_are_called_so() -> None:
     def slightly_too_large(query: Any, key: Any, value: Any) -> Any:
         return attend(query, key, value) * np.float32(1 + 1e-5)
 
     assert name_of_cause(only(judge_strictly(slightly_too_large, "ATT-1", "ATT-8"))) == "digits"
+
+
+def test_digits_lost_in_both_16_bit_dtypes_are_one_cause() -> None:
+    """Where they are lost at the same places."""
+
+    def too_large_in_16_bits(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        output = attend(query, key, value, mask=mask)
+        wrong = output.astype(np.float32) * np.float32(1.012)
+        if output.dtype != np.float32 and parts and str(output.dtype) == "bfloat16":
+            wrong[..., :1] = output[..., :1]
+        return output if output.dtype == np.float32 else wrong.astype(output.dtype)
+
+    rules = ("MASK-1", "ATT-1", "ATT-7", "ATT-8", "ATT-9")
+    for parts in (False, True):
+        report = judge_strictly(too_large_in_16_bits, *rules, dtypes=["float32", "float16", "bfloat16"])
+        assert {cause.kind for cause in report.causes} == {"digits"}
+        assert {rule for cause in report.causes for rule in cause.rules} == {*rules}
+        assert len(report.causes) == 1 + parts
 
 
 def test_what_no_mistake_explains_has_a_pattern() -> None:

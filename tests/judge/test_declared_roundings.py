@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, silu
 
 import torch_impl
 from conformance import Report
-from tests.support.helpers import SMALL, judged, names_of_causes, options_of
+from tests.support.helpers import SMALL, judged, keep_meaningful, names_of_causes, options_of
 
 Function = Callable[..., Any]
 HEADS = {"isolation": "finite", "empty_rows": "any"}
@@ -30,6 +30,7 @@ PARTS = SMALL | {"keys": 40, "queries": 40}
 def violated(
     function: Function, operation: str, rules: list[str], dtype: str, limits: Any = LIMITS, **conventions: str
 ) -> list[str]:
+    limits = keep_meaningful(limits, operation)
     report = judge_torch(function, operation, rules, dtype, limits=limits, conventions=conventions)
     return [violation.rule for violation in report.violations]
 
@@ -344,7 +345,7 @@ def test_more_than_is_declared_of_merging(log_of: Function) -> None:
 )
 def test_the_report_names_the_convention(function: Function, rule: str, dtype: str, convention: str) -> None:
     given: tuple[str, Any] = ("rms_norm", {}) if rule == "NORM-7" else ("attention", {"conventions": HEADS})
-    report = judge_torch(function, given[0], [rule], dtype, limits=PARTS, **given[1])
+    report = judge_torch(function, given[0], [rule], dtype, limits=keep_meaningful(PARTS, given[0]), **given[1])
     assert [cause.conventions for cause in report.causes] == [dict([convention.split("=")])]
 
 

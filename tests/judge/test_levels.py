@@ -195,6 +195,11 @@ def any_mask(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any
     return reference_numpy.attention(query, key, value, mask=mask)
 
 
+def nan_in_empty_rows(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+    options: dict[str, Any] = {"num_heads": num_heads, "mask": mask, "empty_rows": "nan"}
+    return reference_numpy.multi_head_attention(parameters, query, key, value, **options)
+
+
 def needs_keys(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
     if key.shape[2] == 0:
         raise RuntimeError("no keys")
@@ -242,6 +247,13 @@ FAULTS: dict[str, tuple[Any, str, tuple[str, ...], str, dict[str, Any]]] = {
     "10 % off now and then": (LastBit(0.1), "attention", ("ATT-13",), CORE, {}),
     "wrong weights of 16 bits": (with_weights(lambda w: w * 1.1), "attention", ("ATT-9",), CORE, {"dtypes": HALF}),
     "forbidden NaN": (leaking, "attention", ("MASK-7",), ROBUST, {}),
+    "NaN in a layer's empty rows": (
+        nan_in_empty_rows,
+        "multi_head_attention",
+        ("MHA-1",),
+        ROBUST,
+        {"supports": "no-empty"},
+    ),
     "no keys": (needs_keys, "attention", ("ATT-8",), ROBUST, {}),
     "refuses no mask of numbers": (any_mask, "attention", ("MASK-1",), ROBUST, {"supports": ["refusals", "dense"]}),
     "sinks far from the scores": (clipped_sinks, "attention", ("ATT-5",), ROBUST, {}),

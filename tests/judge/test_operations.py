@@ -68,7 +68,9 @@ def test_a_record_fits_its_cases(name: str) -> None:
         for result in results_of(case):
             assert operation.shape(case, result, "BHTD") == truth[result].high.shape
         assert set(layout_of(case).arrays) >= set(case.inputs)
-        assert all(size >= 0 for size in operation.dimensions(case).values())
+        dimensions = operation.dimensions(case)
+        assert (*dimensions,) == operation.dimension_names
+        assert all(size >= 0 for size in dimensions.values())
         assert callable(ball.formula(name))
 
 

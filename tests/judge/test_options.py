@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -119,6 +120,32 @@ def test_wrong_values(given: dict[str, Any], message: str) -> None:
 def test_limits_that_leave_no_width(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         conformance.check(reference_numpy.rotary_embedding, "rotary_embedding", arrays="numpy", **given)
+
+
+def test_a_layer_cannot_declare_what_its_softcap_is_of() -> None:
+    given: dict[str, Any] = {"arrays": "numpy", "conventions": {"capped": "scores"}}
+    with pytest.raises(ValueError, match="convention capped is judged for attention only: judge the layer's attention"):
+        conformance.check(reference_numpy.multi_head_attention, "multi_head_attention", **given)
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "message"),
+    [
+        ("layer_norm", {"limits": {"model_width": 64}},
+         "limits of layer_norm: got 'model_width', expected one of rows, norm_width; did you mean norm_width?"),
+        ("feed_forward", {"least": {"norm_width": 8}},
+         "least of feed_forward: got 'norm_width', expected one of model_width, inner_width"),
+        ("attention_weights", {"limits": {"value_width": 8}}, "limits of attention_weights: got 'value_width'"),
+        ("embedding", {"limits": {"table": 100}}, "limits of embedding: got 'table', expected one of rows, vocabulary"),
+        ("silu", {"least": {"model_width": 8}, "width_multiple": 8}, "width_multiple, least mean nothing for silu"),
+    ],
+)  # fmt: skip
+def test_sizes_that_the_operation_lacks(function: str, given: dict[str, Any], message: str) -> None:
+    subject = getattr(reference_numpy, function)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        conformance.check(subject, function, arrays="numpy", **given)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        conformance.check(conformance.declare(**given)(lambda *x: subject(*x)), function, arrays="numpy")
 
 
 def test_scalings_beside_no_scaling() -> None:

@@ -22,6 +22,7 @@ from tests.support.helpers import (
     describe_finding,
     find_errors,
     find_violation,
+    keep_meaningful,
     messages,
     normal,
     runner_of,
@@ -36,7 +37,7 @@ ALONE = "depends on earlier calls: right in a fresh process, wrong after "
 def judged(folder: Path, name: str, operation: str, **options: Any) -> Report:
     path = shutil.copy((stateful if hasattr(stateful, name) else stateful_gradients).__file__, folder)
     given: dict[str, Any] = {"arrays": "numpy", "shrink": False, "dtypes": ["float32"], "isolate": False}
-    given |= {"effort": "quick", "seed": 1, "limits": SMALL | WIDTHS}
+    given |= {"effort": "quick", "seed": 1, "limits": keep_meaningful(SMALL | WIDTHS, operation)}
     return check(f"{path}:{name}", operation, **given | options)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.checks.levels import JUDGED
+from conformance.checks.levels import EVERY_RULE
 from conformance.peers import PEERS, found
 from conformance.peers.found import Bug
+from conformance.peers.models import MODELS
 
 BUGS = found.read_bugs()
 
@@ -29,11 +30,17 @@ def test_the_call_still_gets_it_wrong(bug: Bug) -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.library}: {bug.title}")
 def test_a_record_is_whole(bug: Bug) -> None:
-    assert bug.rule in JUDGED
-    assert any(peer.name.startswith(bug.rows) for peer in PEERS)
+    assert bug.rule in EVERY_RULE
+    assert any(peer.name.startswith(bug.rows) for peer in (*PEERS, *MODELS))
     compile(bug.call, bug.title, "exec")
     if bug.wrong[-1].isdigit():
         assert not math.isclose(float(bug.wrong), float(bug.right), rel_tol=0.1, abs_tol=1e-3)
+
+
+def test_a_call_needs_what_its_package_imports() -> None:
+    bug = BUGS[0]._replace(package="numpy", needs=("no_such_package",), flag="")
+    assert bug.absent == "no_such_package is not installed"
+    assert "- its package imports no_such_package" in found.format_found([bug])
 
 
 def test_the_page_says_what_the_records_say() -> None:
@@ -44,4 +51,4 @@ def test_a_call_that_ends_is_told_by_its_end() -> None:
     bug = BUGS[0]._replace(call="print(1 / 0)")
     assert found.run_call(bug) == "ZeroDivisionError"
     assert found.run_call(bug._replace(call="import os, signal\nos.kill(os.getpid(), signal.SIGFPE)")) == "SIGFPE"
-    assert found.run_call(bug._replace(call="print(2.5)")) == "2.5"
+    assert found.run_call(bug._replace(call="print('imported')\nprint(2.5)")) == "2.5"

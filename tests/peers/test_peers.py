@@ -19,11 +19,14 @@ import torch
 from hypothesis import find
 from hypothesis import strategies as st
 
+import reference_numpy
 from conformance.cases import features
 from conformance.cases.arguments import arguments
+from conformance.cases.expectations import empty_rows
 from conformance.checks.levels import STRICT
 from conformance.checks.results import Cell
 from conformance.judge import plan, trial
+from conformance.judge.smallest_case import cut_down
 from conformance.peers import (
     PEERS,
     heads,
@@ -55,8 +58,10 @@ from tests.support.helpers import (
     command,
     describe_finding,
     examine,
+    find_violation,
     normal,
     rendered,
+    runner_of,
 )
 from tests.support.targets import plain_norm
 
@@ -343,6 +348,20 @@ def test_hidden_tokens_are_hidden_from_every_query() -> None:
     assert np.isfinite(dirty.inputs["key"][1]).all()
     truth = NumpySubject()
     np.testing.assert_array_equal(truth(dirty)["output"], truth(clean)["output"])
+
+
+def test_a_leak_of_a_layer_is_not_shown_in_an_empty_row() -> None:
+    """Where it does otherwise, too: that breaks another rule."""
+
+    def leak(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+        options: dict[str, Any] = {"num_heads": num_heads, "mask": mask, "empty_rows": "nan"}
+        return reference_numpy.multi_head_attention(parameters, query, key, value, **options) + 0 * key.sum()
+
+    twins = find(probes.hidden_tokens(st.just(multi_head(KeyLengths(np.array([3, 7]))))), lambda twins: True)
+    runner = runner_of(leak, "multi_head_attention")
+    smallest = cut_down(find_violation(runner, twins, "twin", "MASK-7"), runner, 30)
+    assert smallest.case.inputs["key"].size < twins[0].inputs["key"].size
+    assert not empty_rows(smallest.case).any()
 
 
 def test_functions_of_other_arrays_have_gradients_by_name() -> None:

@@ -23,6 +23,7 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration, Sizes
 from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import declaration_of
 from conformance.checks.catalogue import AGREEMENT, CHECKS, Probe, truth_and_bounds
 from conformance.checks.comparison import Finding, judge
@@ -60,6 +61,13 @@ SMALL = {"batch": 4, "heads": 8, "queries": 16, "keys": 16, "key_width": 16, "va
 """Declared limits, for tests of what does not depend on sizes: without the large ones a check takes half the time."""
 FEW_SIZES = ("--limits", ",".join(f"{name}={size}" for name, size in SMALL.items()))
 """On the command line."""
+
+
+def keep_meaningful(limits: dict[str, int], operation: str) -> dict[str, int]:
+    """The limits of sizes that the operation has."""
+    return {name: size for name, size in limits.items() if name in operation_facts(operation).dimension_names}
+
+
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 
@@ -197,7 +205,8 @@ def find_violation(runner: Runner, example: Any, check: str = "agreement", rule:
 
 def judged(function: Any, *rules: str, operation: str = "attention", **given: Any) -> Report:
     """A quick check in float32 at small sizes, where nothing else is given; of all rules unless some are named."""
-    quick = {"effort": "quick", "seed": 1, "shrink": False, "dtypes": ["float32"], "limits": SMALL}
+    quick = {"effort": "quick", "seed": 1, "shrink": False, "dtypes": ["float32"]}
+    quick |= {"limits": keep_meaningful(SMALL, operation)}
     return check(function, operation, **quick | {"rules": rules or None} | given)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import Declaration, roundings
 from conformance.cases.expectations import allowed_pairs, change_cases
-from conformance.cases.features import supports_case
+from conformance.cases.features import has_masks, supports_case
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, Check, probe_id, takes_described_arrays
 from conformance.checks.encoding import decode, decode_array
 from conformance.checks.levels import CORE
@@ -148,7 +148,7 @@ def is_judgeable(case: Case, declaration: Declaration) -> bool:
         case.special and declaration.convention("isolation") != "strict"
     ):
         return False
-    if declaration.convention("empty_rows") == "zero" or not case.operation.startswith("attention"):
+    if declaration.convention("empty_rows") == "zero" or not has_masks(case.operation):
         return True
     return bool(allowed_pairs(case).any(-1).all())
 

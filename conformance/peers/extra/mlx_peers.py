@@ -52,10 +52,7 @@ def pull(function: Callable[..., Any], arrays: list[Any], cotangent: Any) -> lis
 
 
 MLX = Arrays(read, write, pull)
-
-
-def adapt(function: Callable[..., Any], *supports: str, **declared: Any) -> Callable[..., Any]:
-    return adapt_arrays(MLX, function, *supports, **{"dtypes": DTYPES} | declared)
+adapt = partial(adapt_arrays, MLX, dtypes=DTYPES)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------

@@ -55,10 +55,7 @@ def pull(function: Callable[..., Any], arrays: list[Any], cotangent: Any) -> lis
 
 
 TINYGRAD = Arrays(read, write, pull)
-
-
-def adapt(function: Callable[..., Any], *supports: str, **declared: Any) -> Callable[..., Any]:
-    return adapt_arrays(TINYGRAD, function, *supports, **{"dtypes": DTYPES} | declared)
+adapt = partial(adapt_arrays, TINYGRAD, dtypes=DTYPES)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Any:
