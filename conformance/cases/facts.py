@@ -380,6 +380,7 @@ ROUTE = OperationFacts(
         case.inputs["router.weight"].shape[1] if name == "scores" else case.options["chosen"],
     ),
     dimensions=expert_sizes,
+    dimension_names=("rows", "model_width"),
     axes=router_axes,
 )
 
@@ -411,6 +412,7 @@ MIXTURE_OF_EXPERTS = OperationFacts(
     rows=Rows("x", lambda case: 1),
     shape=lambda case, name, layout: (*case.inputs["x"].shape[:-1], case.inputs["experts.outer.weight"].shape[-1]),
     dimensions=lambda case: expert_sizes(case) | {"inner_width": case.inputs["experts.outer.weight"].shape[1]},
+    dimension_names=("rows", "model_width", "inner_width"),
     axes=mixture_axes,
 )
 
@@ -428,6 +430,7 @@ LOAD_BALANCING_LOSS = OperationFacts(
     rows=Rows("router_logits", lambda case: 1),
     shape=lambda case, name, layout: (),
     dimensions=lambda case: {"rows": math.prod(case.inputs["router_logits"].shape[:-1])},
+    dimension_names=("rows",),
     axes=router_loss_axes,
 )
 ROUTER_Z_LOSS = replace(LOAD_BALANCING_LOSS, name="router_z_loss")
