@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from specification.arrays import Array
 from specification.checks.arguments import finite, natural, one_of, refuse, structure
 from specification.checks.losses import check_chosen
@@ -25,7 +23,6 @@ ROUTER = declare(
 )
 
 
-@cache
 def declare_experts(kind: type, shared: bool) -> Declaration:
     """Declare the arrays of a mixture: the router's, those of its experts, and those of the network that all share."""
     annotations = {}
@@ -37,6 +34,14 @@ def declare_experts(kind: type, shared: bool) -> Declaration:
         rows, columns = ("S", "E_out") if field == "outer" else ("E", "S")
         annotations[f"shared.{field}"] = f'Projection[Linear, "{rows} {columns}"]'
     return ROUTER + declare(annotations)
+
+
+MIXTURES = {
+    (kind, shared): declare_experts(kind, shared)
+    for kind in (FeedForward, GatedFeedForward)
+    for shared in (False, True)
+}
+"""By the kind of the networks, and whether one is shared."""
 
 
 def route(
@@ -84,7 +89,7 @@ def mixture_of_experts(
             structure(name, network, kind)
             for field in kind._fields:
                 arrays |= arrays_of(f"{name}.{field}", getattr(network, field))
-    match(declare_experts(kind, shared is not None), arrays)
+    match(MIXTURES[kind, shared is not None], arrays)
     clamped = ("clamped_swiglu",) if kind is GatedFeedForward else ()
     one_of("activation", activation, (*CHOICES["activation"], *clamped))
     if capacity is not None:

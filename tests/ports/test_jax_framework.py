@@ -23,9 +23,11 @@ from specification import (
     Causal,
     Dense,
     FeedForward,
+    GatedFeedForward,
     KeyLengths,
     KeyPadding,
     Linear,
+    MixtureOfExperts,
     MultiHeadAttention,
     Segments,
     SlidingWindow,
@@ -271,6 +273,27 @@ def test_vmap_over_targets() -> None:
     gradient = jax.grad(partial(jax_impl.cross_entropy, ignore=-1, label_smoothing=0.1))
     each = jnp.stack([gradient(logits[i], targets[i]) for i in range(3)])
     assert_close(jax.jit(jax.vmap(gradient))(logits, targets), each)
+
+
+@pytest.mark.rule("MOE-4", "MOE-5")
+def test_mixtures_of_experts_are_transformed() -> None:
+    """Under jit and vmap, with a traced mask; an expert that no token chooses holds NaN."""
+    router = normal(1, 3, 4).at[:, 3].set(-100.0)
+    gate, inner, outer = (normal(i, *n).at[3].set(np.nan) for i, n in enumerate(((4, 3, 2), (4, 3, 2), (4, 2, 3))))
+    networks = GatedFeedForward(Linear(gate), Linear(inner), Linear(outer))
+    parameters = MixtureOfExperts(Linear(router), networks)
+    x, masks = abs(normal(5, 2, 5, 3)), jnp.array([[True] * 5, [False, True, True, True, True]])
+
+    def loss(parameters: Any, x: jax.Array, mask: jax.Array) -> Any:
+        output = jax_impl.mixture_of_experts(parameters, x, chosen=2, capacity=2, token_mask=mask)
+        balance = jax_impl.load_balancing_loss(x @ router, chosen=2, token_mask=mask)
+        return jnp.sum(jnp.sin(output)) + balance * jax_impl.router_z_loss(x @ router, token_mask=mask)
+
+    gradients = jax.grad(loss, (0, 1))
+    pairs = zip(x, masks, strict=True)
+    each = jax.tree.map(lambda *parts: jnp.stack(parts), *(gradients(parameters, *pair) for pair in pairs))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(each))
+    assert_close(jax.jit(jax.vmap(gradients, (None, 0, 0)))(parameters, x, masks), each)
 
 
 @pytest.mark.rule("POS-1")

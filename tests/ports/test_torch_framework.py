@@ -18,9 +18,11 @@ from specification import (
     Causal,
     Dense,
     FeedForward,
+    GatedFeedForward,
     KeyLengths,
     KeyPadding,
     Linear,
+    MixtureOfExperts,
     MultiHeadAttention,
     Segments,
     SlidingWindow,
@@ -124,11 +126,26 @@ def losses(logits: Any, rows: Any) -> Any:
     return smoothed + total * torch_impl.nll_loss(rows, targets, ignore=-1, reduction="none")
 
 
+def experts(x: Any, router: Any, gate: Any, inner: Any, outer: Any, mask: Any = None) -> Any:
+    """Of four experts two for a token, of which one is padding and another leaves no place for the last."""
+    parameters = MixtureOfExperts(Linear(router), GatedFeedForward(Linear(gate), Linear(inner), Linear(outer)))
+    mask = torch.tensor([True, False, True, True, True]) if mask is None else mask
+    return torch_impl.mixture_of_experts(parameters, x, chosen=2, capacity=2, token_mask=mask)
+
+
+def router_losses(logits: Any) -> Any:
+    mask = torch.tensor([True, False, True])
+    balance = torch_impl.load_balancing_loss(logits, chosen=2, token_mask=mask)
+    return balance * torch_impl.router_z_loss(logits, token_mask=mask)
+
+
 PROGRAMS = {
     "attention": (attend, [*inputs(), *bias_and_sinks()]),
     "merge": (merge, [normal(6, B, H, Q, V), normal(7, B, H, Q)]),
     "heads": (heads, [normal(6, B, Q, 6), normal(7, 6, 12), normal(8, 6, 6), normal(9, 6, 8), normal(10, 16, 6)]),
     "feed forward": (feed, [normal(6, B, Q, 6), normal(7, 6, 8), normal(8, 8), normal(9, 8, 6)]),
+    "experts": (experts, [normal(i, *n) for i, n in enumerate(((5, 3), (3, 4), (4, 3, 2), (4, 3, 2), (4, 2, 3)))]),
+    "router losses": (router_losses, [normal(6, 3, 5)]),
     "norms": (norms, [normal(6, B, Q, 6), normal(7, 6), normal(8, 6)]),
     "embedding": (embed, [normal(6, 3, 4), normal(7, 5, 4)]),
     "losses": (losses, [normal(6, 2, 3, 5), normal(7, 2, 3, 5)]),
@@ -227,6 +244,20 @@ def test_vmap_over_targets() -> None:
     logits, targets = normal(1, 3, 4, 5), torch.tensor([[0, 1, 2, 3], [-1, 4, -1, 0], [-1, -1, -1, -1]])
     gradient = grad(lambda logits, targets: torch_impl.cross_entropy(logits, targets, ignore=-1))
     assert_close([vmap(gradient)(logits, targets)], [torch.stack(list(map(gradient, logits, targets)))])
+
+
+@pytest.mark.rule("MOE-4", "MOE-5")
+def test_vmap_over_tokens() -> None:
+    """Where it cannot be read which experts take a token, and one of them holds NaN."""
+    x, router, *stacks = PROGRAMS["experts"][1]
+    router = torch.where(torch.arange(4) == 3, -100.0, router)
+    stacks = [torch.cat([stack[:3], stack[3:] * torch.nan]) for stack in stacks]
+    x, masks = torch.stack([x, x.flip(0)]).abs(), torch.tensor([[True] * 5, [False, True, True, True, True]])
+    gradients = grad(lambda x, mask, *parameters: experts(x, *parameters, mask).sin().sum(), (0, 2, 3, 4, 5))
+    found = vmap(gradients, (0, 0, None, None, None, None))(x, masks, router, *stacks)
+    each = [gradients(*pair, router, *stacks) for pair in zip(x, masks, strict=True)]
+    assert all(one.isfinite().all() for one in found)
+    assert_close(found, [torch.stack(one) for one in zip(*each, strict=True)])
 
 
 def test_vmap_over_masks() -> None:
