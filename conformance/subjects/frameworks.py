@@ -54,6 +54,10 @@ class Framework(ABC):
     def memory(self, array: Any) -> np.ndarray | None:
         """For `numpy.shares_memory`: an array at the same addresses, which need not be readable; None for no memory."""
 
+    @abstractmethod
+    def sort_pairs(self, indices: Any, weights: Any) -> tuple[Any, Any]:
+        """Both with the indices along the last axis in ascending order; as they are where they can be seen to be so."""
+
     def elsewhere(self, array: Any) -> str:
         """The array's device if it is another one than the framework's here; else empty."""
         return ""
@@ -93,6 +97,12 @@ class NumpyArrays(Framework):
     def memory(self, array: np.ndarray) -> np.ndarray:
         return array
 
+    def sort_pairs(self, indices: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if (np.diff(indices, axis=-1) > 0).all():
+            return indices, weights
+        order = np.argsort(indices, axis=-1, kind="stable")
+        return np.take_along_axis(indices, order, axis=-1), np.take_along_axis(weights, order, axis=-1)
+
     def differentiate(
         self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
     ) -> tuple[Arrays, Arrays]:
@@ -127,6 +137,12 @@ class TorchArrays(Framework):
 
     def memory(self, array: Any) -> np.ndarray | None:
         return None if array.numel() == 0 else np.asarray(Addresses(array))
+
+    def sort_pairs(self, indices: Any, weights: Any) -> tuple[Any, Any]:
+        if (indices[..., 1:] > indices[..., :-1]).all():
+            return indices, weights
+        order = self.torch.argsort(indices, dim=-1, stable=True)
+        return indices.gather(-1, order), weights.gather(-1, order)
 
     def elsewhere(self, array: Any) -> str:
         home = self.torch.empty(0, device=self.device).device
@@ -201,6 +217,10 @@ class JaxArrays(Framework):
 
     def memory(self, array: Any) -> None:
         """Arrays of JAX cannot be written to."""
+
+    def sort_pairs(self, indices: Any, weights: Any) -> tuple[Any, Any]:
+        order, take = self.jax.numpy.argsort(indices, axis=-1), self.jax.numpy.take_along_axis
+        return take(indices, order, axis=-1), take(weights, order, axis=-1)
 
     def elsewhere(self, array: Any) -> str:
         devices = array.devices()

@@ -120,6 +120,8 @@ def differentiable_results(case: Case) -> list[str]:
 def name_results(case: Case, names: Sequence[str], returned: Any, framework: Framework) -> Arrays:
     """What a call returned, by name: elements of a list and fields of a state one by one.
 
+    Pairs of an index and a weight, which may come in any order, are sorted by the index.
+
     names: of the results that it has. Whole numbers of a state become arrays. WrongAnswer where something is missing.
     """
     parts = returned if len(names) > 1 else (returned,)
@@ -137,6 +139,11 @@ def name_results(case: Case, names: Sequence[str], returned: Any, framework: Fra
     for part in results.values():
         if not isinstance(part, framework.kind):
             raise WrongAnswer(Returned(describe_value(part), array=type_name(framework.kind)))
+    for name in operation_facts(case.operation).indices:
+        if results[name].shape == results["weights"].shape:
+            results |= dict(
+                zip((name, "weights"), framework.sort_pairs(results[name], results["weights"]), strict=True)
+            )
     return results
 
 
