@@ -73,6 +73,8 @@ VARIANTS = (
     Variant("torch.nn.functional", "torch_layers:embedding_lookup", "embedding", "torch"),
     Variant("inner axis in chunks of 256", "torch_layers:feed_forward_chunks", "feed_forward", "torch"),
     Variant("torch.nn.functional", "torch_layers:gated_functional", "gated_feed_forward", "torch"),
+    Variant("pairs in the order of scores", "torch_experts:route_by_functional", "route", "torch"),
+    Variant("one product for all", "torch_experts:mixture_by_gathering", "mixture_of_experts", "torch"),
     Variant("running maximum, tiles of 128, exp2", "torch_losses:cross_entropy_in_tiles", "cross_entropy", "torch"),
     Variant("torch.nn.functional", "torch_losses:cross_entropy", "cross_entropy", "torch"),
     Variant("torch.nn.functional", "torch_losses:nll_loss", "nll_loss", "torch"),
