@@ -164,8 +164,8 @@ def latent_attention(
     rotary = Rotary(base=base, width=rotary_width, pairing=pairing, scaling=scaling)
     checks.latent_attention(parameters, x, num_heads, positions, rotary, length, absorbed)
     if positions is None:
-        positions = torch.arange(x.shape[1], device=x.device)
         length = x.shape[1] if length is None else length
+        positions = torch.arange(x.shape[1], device=x.device)
     length = checks.rotary_length(scaling, length, readable(positions))
     dtype = compute_dtype_name(dtype_name(x))
     rotation = Rotation(*rotary_table(positions, rotary_width, base, scaling, length, dtype))

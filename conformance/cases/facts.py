@@ -218,7 +218,24 @@ def latent_dimensions(case: Case) -> dict[str, int]:
 
 LATENT_ATTENTION = OperationFacts(
     name="latent_attention",
-    rules={"": "MLA-1"},
+    rules=dict.fromkeys(
+        (
+            "",
+            "causal",
+            "window",
+            "offset",
+            "lengths",
+            "padding",
+            "segments",
+            "dense",
+            "combined",
+            "or",
+            "scale",
+            "rotary_scaling",
+            "batch_positions",
+        ),
+        "MLA-1",
+    ),
     option_rules={"absorbed": "MLA-2"},
     conventions=(
         *("weights", "products", "scores", "shared_heads", "saved", "merging", "normalized", "angles", "rotation"),

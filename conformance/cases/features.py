@@ -45,7 +45,7 @@ def features_of(case: Case) -> set[str]:
         "gradients": bool(case.cotangents),
         "logsumexp": case.with_logsumexp,
         "empty": any(0 in array.shape for array in inputs.values()) or any(options.get(n) == 0 for n in LENGTHS),
-        "interleaved": options.get("pairing") == "interleaved",
+        "interleaved": options.get("pairing") == "interleaved" != definition(case.operation).get("pairing"),
         "rotary_scaling": options.get("scaling") is not None,
         "batch_positions": "positions" in inputs and inputs["positions"].ndim == 2,
         "zero_betas": 0 in (options.get("beta_1"), options.get("beta_2")),

@@ -261,6 +261,8 @@ def operation_features(operation: str) -> set[str]:
     features = {"empty", "refusals", "gradients"}
     if facts.masked:
         features |= {*operation_facts("attention").rules, "unmasked", "structured"} & FEATURES.keys()
+    elif "mask" in own:
+        features |= {"unmasked", "structured"}
     features |= {"axes", "wide_weights"} if facts.norm else set()
     features |= {"dropout"} if "dropout_keep" in own else set()
     return features | facts.rules.keys() & FEATURES.keys()

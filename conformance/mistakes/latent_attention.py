@@ -163,7 +163,7 @@ def change_steps(change: Callable[..., dict[str, Any] | None]) -> Change:
 
 # --- norms ------------------------------------------------------------------------------------------------------------
 
-NORMS = {"the latent": "latent_norm", "the queries": "query_norm"}
+NORMS = {"the latents": "latent_norm", "the queries": "query_norm"}
 OF = tuple(NORMS)
 
 

@@ -19,7 +19,8 @@ EMPTY = tuple(SHORT[0]._replace(**{axis: 0}) for axis in "BT")
 
 def latent_attention_probes(declaration: Declaration) -> list[Probe]:
     probes = []
-    for rule, absorbed in (("MLA-1", False), ("MLA-2", True)):
+    forms = [("MLA-1", False), ("MLA-2", True)]
+    for rule, absorbed in forms[: 1 if "absorbed" in declaration.lacking else 2]:
         probe = partial(make_probe, "latent_attention", rule)
         cases = partial(latent_cases, absorbed=(absorbed,), declaration=declaration)
         word = "absorbed" if absorbed else "expanded"

@@ -77,11 +77,16 @@ def latent_cases(
     dtypes: tuple[str, ...] = DTYPES,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """plans to kinds: the choices; kinds are of positions. special: NaN stands in some tokens, and some are hidden.
+    """plans to kinds: the choices, of plans the first two where shapes are compiled; kinds are of positions.
 
-    Small numbers make a mean square as large as eps.
+    special: NaN stands in some tokens, and some are hidden. Small numbers make a mean square as large as eps.
     """
-    s, limits = draw(st.sampled_from(plans)), declaration.limits
+    chosen: dict[str, Any] = {
+        "pairing": draw_option(draw, OPERATION, "pairing", pairings, declaration),
+        "absorbed": draw_option(draw, OPERATION, "absorbed", absorbed, declaration),
+    }
+    scaling_kind = draw(st.sampled_from(rotation.scaling_kinds(scalings, declaration)))
+    s, limits = draw(st.sampled_from(plans[:2] if declaration.compiled else plans)), declaration.limits
     names = {"B": "batch", "T": "length", "H": "heads"}
     s = s._replace(**{n: min(getattr(s, n), limits.get(name, getattr(s, n))) for n, name in names.items()})
     work = ball_work(
@@ -117,17 +122,14 @@ def latent_cases(
         length = int(positions.max(initial=0)) + 1
         assume(length <= limits.get("table", length))
         inputs["positions"] = positions.astype(draw(st.sampled_from((np.int64, np.int32))))
-    scaling_kind = draw(st.sampled_from(rotation.scaling_kinds(scalings, declaration)))
     scaling = rotation.draw_scaling(draw, d, scaling_kind, s.R // 2, length)
     assume(declaration.takes_scaling(scaling))
-    options |= {
+    options |= chosen | {
         "base": draw_option(draw, OPERATION, "base", rotation.BASES, declaration),
-        "pairing": draw_option(draw, OPERATION, "pairing", pairings, declaration),
         "scaling": scaling,
         "length": length if isinstance(scaling, DynamicScaling | LongRopeScaling) else None,
         "scale": draw_option(draw, OPERATION, "scale", (None, None, 0.3, -0.2, 1.4 * (s.D + s.R) ** -0.5), declaration),
         "eps": draw_option(draw, OPERATION, "eps", EPSILONS, declaration),
-        "absorbed": draw_option(draw, OPERATION, "absorbed", absorbed, declaration),
     }
     options = reset_lacking(OPERATION, options, declaration)
     x = d.cast(inputs["x"])

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.cases.arguments import name_arguments
 from specification import Causal, KeyLengths, KeyPadding, LatentAttention, Linear, Norm
-from tests.support.helpers import Implementation
+from specification.rotary import Rotation
+from tests.support.helpers import Case, Implementation, bound, oracle
 
 B, T, E, H, D, R, V, C = 2, 4, 6, 3, 3, 2, 5, 4
 SIZES: dict[str, Any] = {"num_heads": H, "rotary_width": R}
@@ -28,6 +30,12 @@ def parameters(compressed: bool = False) -> LatentAttention:
         Linear(numbers(3 if compressed else E, H * (D + R))), Linear(numbers(E, C + R), numbers(C + R)),
         Norm(numbers(C)), Linear(numbers(C, H * (D + V))), Linear(numbers(H * V, 7), numbers(7)), down, norm,
     )  # fmt: skip
+
+
+def case_of(layers: LatentAttention, x: np.ndarray, **options: Any) -> Case:
+    """The call as a case of the judge's."""
+    inputs, options = name_arguments("latent_attention", {"parameters": layers, "x": x} | options)
+    return Case("latent_attention", "float32", inputs, options)
 
 
 def attend(implementation: Implementation, x: np.ndarray, **options: Any) -> np.ndarray:
@@ -51,7 +59,8 @@ def test_one_head_of_one_latent_by_hand(implementation: Implementation) -> None:
     options: Any = {"num_heads": 1, "rotary_width": 2, "positions": np.zeros(2, int), "scale": 0.05, "eps": 2.0**-126}
     for absorbed in (False, True):
         found = implementation.call("latent_attention", layers, tokens, absorbed=absorbed, **options)
-        assert np.abs(found - right).max() <= 16 * 2.0**-24 * 11, absorbed
+        error = bound(case_of(layers, tokens, **options))["output"]
+        assert (np.abs(found - np.array([[[right], [right]]])) <= error).all(), absorbed
 
 
 @FORMS
@@ -110,3 +119,31 @@ def test_one_token_attends_to_itself(implementation: Implementation) -> None:
     values = heads.linear(given.key_value_up, latent).reshape(B, 1, H, D + V)[..., D:].reshape(B, 1, H * V)
     expected = implementation.subject.framework.numpy(heads.linear(given.output, values))
     np.testing.assert_array_equal(attend(implementation, x), expected)
+
+
+@FORMS
+@pytest.mark.rule("MLA-1", "MLA-2")
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "compressed"])
+def test_a_cache_of_latents_gives_what_the_whole_gives(
+    implementation: Implementation, absorbed: bool, compressed: bool
+) -> None:
+    """One token after another, each beside the latents and rotated keys of those before it."""
+    file, rotary = (
+        importlib.import_module(f"{implementation.package}.{name}") for name in ("latent_attention", "rotary")
+    )
+    layers, x, numpy = parameters(compressed), numbers(B, T, E), implementation.subject.framework.numpy
+    case = case_of(layers, x, **SIZES, mask=Causal(), absorbed=absorbed)
+    exact, error = oracle(case)["output"].high, bound(case)["output"]
+    given = implementation.convert(layers)
+    cached: list[list[np.ndarray]] = [[], []]
+    for t in range(T):
+        token, position = implementation.convert(x[:, t : t + 1]), implementation.convert(np.array([t]))
+        rotation = Rotation(*rotary.rotary_table(position, R, 10000.0, None, None, "float32"))
+        queries = file.project_latent_queries(given, token, H, rotation, "interleaved", 1e-6)
+        for held, new in zip(cached, file.project_latents(given, token, rotation, "interleaved", 1e-6), strict=True):
+            held.append(numpy(new))
+        latents, keys = (implementation.convert(np.concatenate(held, axis=1)) for held in cached)
+        found = numpy(file.attend_to_latents(given, queries, latents, keys, None, absorbed=absorbed))
+        assert (np.abs(found[:, 0] - exact[:, t]) <= error[:, t]).all()
+    assert latents.shape == (B, T, C)
+    assert keys.shape == (B, T, R)

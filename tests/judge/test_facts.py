@@ -61,7 +61,7 @@ def test_files_with_regular_expressions_have_some() -> None:
     assert all("import re\n" in (ROOT / path).read_text() for path in EXPRESSIONS)
 
 
-SEEDS = 620, 404066274
+SEEDS = 766, 1791695908
 """How many probes there are, and the checksum of all seeds. Both change where a probe is added, and never otherwise."""
 
 

@@ -21,9 +21,11 @@ from specification import (
     GatedFeedForward,
     KeyLengths,
     KeyPadding,
+    LatentAttention,
     Linear,
     MixtureOfExperts,
     MultiHeadAttention,
+    Norm,
     Segments,
     SlidingWindow,
 )
@@ -102,6 +104,12 @@ def heads(x: Any, query: Any, key: Any, value: Any, output: Any) -> Any:
     return torch_impl.multi_head_attention(parameters, x, x, x, num_heads=H, mask=Causal())
 
 
+def latents(x: Any, query: Any, down: Any, norm: Any, up: Any, output: Any) -> Any:
+    parameters = LatentAttention(Linear(query), Linear(down), Norm(norm), Linear(up), Linear(output))
+    options: dict[str, Any] = {"num_heads": 2, "rotary_width": 2, "mask": Causal()}
+    return torch.stack([torch_impl.latent_attention(parameters, x, absorbed=form, **options) for form in (False, True)])
+
+
 def feed(x: Any, inner: Any, bias: Any, outer: Any) -> Any:
     parameters = FeedForward(Linear(inner, bias), Linear(outer))
     outputs = [torch_impl.feed_forward(parameters, x, activation=name) for name in ("relu", "gelu", "gelu_tanh")]
@@ -143,6 +151,17 @@ PROGRAMS = {
     "attention": (attend, [*inputs(), *bias_and_sinks()]),
     "merge": (merge, [normal(6, B, H, Q, V), normal(7, B, H, Q)]),
     "heads": (heads, [normal(6, B, Q, 6), normal(7, 6, 12), normal(8, 6, 6), normal(9, 6, 8), normal(10, 16, 6)]),
+    "latents": (
+        latents,
+        [
+            normal(6, B, Q, 6),
+            normal(7, 6, 8),
+            normal(8, 6, 5),
+            normal(9, 3),
+            normal(10, 3, 6),
+            normal(11, 2, 3),
+        ],
+    ),
     "feed forward": (feed, [normal(6, B, Q, 6), normal(7, 6, 8), normal(8, 8), normal(9, 8, 6)]),
     "experts": (experts, [normal(i, *n) for i, n in enumerate(((5, 3), (3, 4), (4, 3, 2), (4, 3, 2), (4, 2, 3)))]),
     "router losses": (router_losses, [normal(6, 3, 5)]),
@@ -207,6 +226,7 @@ def test_one_graph_for_all_lengths() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.rule("ATT-12", "NORM-6")
 @pytest.mark.slow_where("heads")
+@pytest.mark.slow_where("latents")
 @pytest.mark.slow_where(unless="norms")
 def test_gradients_and_their_gradients(name: str) -> None:
     function, arrays = PROGRAMS[name]
