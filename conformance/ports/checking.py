@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from conformance.checks.findings import Finding
+from conformance.checks.findings import Finding, GradientLost
 from conformance.checks.levels import CONTRACT, CORE, STATE_RULE, STRICT
 from conformance.checks.results import Cell
 from conformance.ports.cases import Calls, ModelCase, list_isolated, sharpen_attention, shrink_stream
 from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
 from conformance.ports.configs import list_configs
-from conformance.ports.diagnosis import find_causes, name_sublayer, shorten
+from conformance.ports.diagnosis import find_causes, shorten
 from conformance.ports.folder import read_folder, shrink_config
 from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
 from conformance.ports.observation import Observation
@@ -36,7 +36,6 @@ from conformance.reports.ports import (
 )
 from conformance.reports.versions import versions
 from conformance.subjects.callables import Target
-from specification.checkpoints import flatten
 from specification.dialects import DIALECTS
 from specification.loading.config_file import with_defaults
 
@@ -138,6 +137,8 @@ class PortCheck:
         self.violations: list[ModelViolation] = []
         self.sublayers: list[SublayerError] = []
         self.left_out: list[str] = []
+        self.plain: list[tuple[ModelCase, np.random.Generator]] = []
+        """For each checkpoint that the port can build: its first case, and what draws for it."""
         self.contract, self.gradients = Cell(), Cell()
 
     def rules(self) -> dict[str, Cell]:
@@ -178,6 +179,8 @@ class PortCheck:
         if folder is not None:
             self.judge_folder(folder, traits)
         self.explain()
+        if traits.vjp or self.runner.gradients:
+            self.judge_gradients(traits)
 
     def draw(self, config: Config, *numbers: int) -> tuple[Checkpoint, np.random.Generator]:
         generator = np.random.default_rng([self.seed, *numbers])
@@ -234,25 +237,38 @@ class PortCheck:
             self.add_violation(CONTRACT.id, describe_refusal(found[0], changed, usual), found[0])
             return False
         self.observations += found
-        if (traits.vjp or self.runner.gradients) and not any(one.failed for one in found):
-            self.judge_gradients(plain, generator)  # a wrong forward pass has wrong gradients
+        self.plain.append((plain, generator))
         return True
 
-    def judge_gradients(self, plain: ModelCase, generator: np.random.Generator) -> None:
-        """Ask for the gradients of a case; the worst entry is a violation where it is beyond its bound."""
-        if type(plain.checkpoint.places) not in FUNCTIONS:
-            self.left_out.append("gradients are not judged: the definition has none of a single attention")
+    def judge_gradients(self, traits: Traits) -> None:
+        """Ask for gradients in all configs until one is wrong, which is a violation."""
+        if any(one.failed for one in self.observations):
+            self.left_out.append("gradients are not judged until the forward pass is right, of which they are")
             return
-        case = make_gradient_case(plain, generator)
-        (observation,) = self.ask([case])
-        findings = compare_gradients(case, observation.answer)
-        worst = max(findings, key=lambda finding: finding.ratio)
-        self.gradients.add(worst.ratio, case.dtype)
-        if not worst.ratio <= 1 and not any(one.rule == case.rule for one in self.violations):
-            wrong = [finding.name for finding in findings if not finding.ratio <= 1]
-            message = describe_gradients(worst, wrong, len(findings))
-            step = find_gradient_step(case, wrong)
-            self.violations.append(ModelViolation(case.rule, step, (), message, worst, case.probe, describe_case(case)))
+        for plain, generator in self.plain:
+            if type(plain.checkpoint.places) not in FUNCTIONS:
+                self.left_out.append("gradients are not judged: the definition has none of a single attention")
+                return
+            case = make_gradient_case(plain, generator)
+            (observation,) = self.ask([case])
+            findings, cause = compare_gradients(case, observation.answer)
+            worst = max(findings, key=lambda finding: finding.ratio)
+            if worst.ratio <= 1:
+                self.gradients.add(worst.ratio, case.dtype)
+                continue
+            wrong = sum(not finding.ratio <= 1 for finding in findings)
+            fields: dict[str, Any] = {"step": "", "diagnosis": (), "finding": worst}
+            if cause is not None:
+                diagnosis = (cause.mistake,) * bool(cause.mistake)
+                fields = {"step": cause.step, "diagnosis": diagnosis, "finding": cause.shown}
+            # What no gradient reaches has no wrong ones: the port is not built as it must be for this.
+            lost = isinstance(worst.detail, GradientLost)
+            if not lost:
+                self.gradients.add(worst.ratio, case.dtype)
+            message = describe_gradients(fields["finding"], cause, wrong, len(findings))
+            rule, described = CONTRACT.id if lost else case.rule, describe_case(case)
+            self.violations.append(ModelViolation(rule, message=message, probe=case.probe, case=described, **fields))
+            return
 
     def judge_folder(self, folder: str | Path, traits: Traits) -> None:
         """Ask about a real checkpoint, whole and sublayer by sublayer."""
@@ -350,25 +366,6 @@ def group_cases(cases: Iterable[ModelCase]) -> Iterator[list[ModelCase]]:
         group.append(case)
     if group:
         yield group
-
-
-def find_gradient_step(case: ModelCase, wrong: Sequence[str]) -> str:
-    """Return the last sublayer, in the order of the forward pass, of whose entries a gradient is wrong.
-
-    Gradients go backwards, so that those before it have its error.
-    """
-    checkpoint, paths = case.checkpoint, set[str]()
-    entries = checkpoint.split_entries(np.arange(len(checkpoint.values)))
-    numbers = {
-        int(entries[name.removeprefix("gradient of ")].flat[0]) for name in wrong if name.startswith("gradient of ")
-    }
-    for path, places in flatten(checkpoint.places).items():
-        if not numbers.isdisjoint(places.ravel().tolist()):
-            paths.add(path)
-    steps = list[str]()
-    case.computation.run(watch=lambda name, _: steps.append(name))
-    found = [name for name in steps if any(path.startswith(name.partition(":")[0]) for path in paths)]
-    return name_sublayer(found[-1], case) if found else ""
 
 
 def distinct_details(observations: Iterable[Observation]) -> list[Observation]:

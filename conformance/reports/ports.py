@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conformance.cases.case import brief
-from conformance.checks.findings import Finding, InputChanged, NoAnswer, ProcessEnded
+from conformance.checks.findings import Finding, GradientLost, InputChanged, NoAnswer, ProcessEnded
 from conformance.checks.levels import CONTRACT, EVERY_RULE, LEVELS
 from conformance.reports.blocks import draw_model
 from conformance.reports.content import Content, clean_text, number, rule_content
@@ -20,6 +20,7 @@ from conformance.subjects.wrong_answers import Detail, DtypeOrShape
 if TYPE_CHECKING:
     from conformance.ports.cases import ModelCase
     from conformance.ports.diagnosis import PortCause
+    from conformance.ports.gradients import GradientCause
     from conformance.ports.mistakes.mistake import ModelMistake
     from conformance.ports.observation import Observation
     from conformance.ports.report import ModelReport, ModelViolation
@@ -86,10 +87,42 @@ def format_setting(key: str, value: Any) -> str:
     return f"--set {shlex.quote(f'{key}={value if isinstance(value, str) else json.dumps(value)}')}"
 
 
-def describe_gradients(worst: Finding, wrong: Sequence[str], count: int) -> str:
-    if worst.detail is not None and worst.name == "gradients":
-        return f"there are no gradients: {describe_detail(worst.detail)}"
-    return f"{len(wrong)} of {count} gradients are wrong: {describe_finding(worst)}"
+NO_GRADIENT = (
+    "no gradient reaches any entry of the state dict: build copies it, as load_state_dict, .detach() and NumPy do, or "
+    "the function runs without gradients; call the module by torch.func.functional_call with the entries, or give the "
+    "function an attribute vjp"
+)
+GRADIENT_MISTAKES = {
+    "gradient.detached": "no gradient reaches {paths}",
+    "gradient.part-missing": "the gradient of an entry that is read twice lacks what comes from {paths}",
+}
+MOST_ENTRIES = 4
+
+
+def describe_gradients(shown: Finding, cause: GradientCause | None, wrong: int, count: int) -> str:
+    """Say which gradients are wrong, first where they begin to be.
+
+    Args:
+        shown: the worst of the first wrong ones, or what stands in the place of all.
+        cause: what is known of wrong ones.
+        wrong, count: how many entries have a wrong gradient, of how many.
+    """
+    if isinstance(shown.detail, GradientLost):
+        return NO_GRADIENT
+    if shown.detail is not None and shown.name == "gradients":
+        return f"there are no gradients: {describe_detail(shown.detail)}"
+    if cause is None:
+        return f"{wrong} of {count} gradients are wrong: {describe_finding(shown)}"
+    named = GRADIENT_MISTAKES.get(cause.mistake, "").format(paths=" and ".join(cause.paths))
+    first = join_names(cause.entries, MOST_ENTRIES)
+    told = f"{wrong} of {count} gradients are wrong, on the way back first {first}"
+    return f"{named}{'; ' * bool(named)}{told}; {describe_finding(shown)}"
+
+
+def join_names(names: Sequence[str], most: int) -> str:
+    """List the first names, and say how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def describe_case(case: ModelCase) -> str:
@@ -189,6 +222,14 @@ def model_content(report: ModelReport) -> Content:
     }
 
 
+STATEMENTS = {
+    CONTRACT.id: "build takes a config and a state dict, and its function returns an array of the model's dtype and "
+    "shape for every call.",
+    "ATT-12": "The gradients of all entries of the state dict are those of the definition.",
+}
+"""What rules say of a port of a model, where they speak of one operation elsewhere."""
+
+
 def violation_content(violation: ModelViolation, cause: int) -> Content:
     rule, finding = EVERY_RULE[violation.rule], violation.finding
     is_value = finding.kind == "value" and bool(finding.index)
@@ -196,7 +237,7 @@ def violation_content(violation: ModelViolation, cause: int) -> Content:
     return {
         "rule": rule.id,
         "title": rule.title,
-        "statement": rule.statement,
+        "statement": STATEMENTS.get(rule.id, rule.statement),
         "level": violation.level,
         "probe": violation.probe,
         "kind": finding.kind,

@@ -118,6 +118,54 @@ def test_gradients_go_through_tensors_that_build_is_given() -> None:
     assert report.rules["ATT-12"].cases
     (violation,) = judge(frozen, "gpt2", arrays="torch", gradients=True).violations
     assert (violation.rule, violation.step) == ("ATT-12", "blocks.1.feed_forward")
+    assert violation.diagnosis == ("gradient.detached",)
+    assert "no gradient reaches blocks.1.feed_forward.inner.weight" in violation.message
+
+
+def detach_keys(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+    return gpt2_function(config, entries, lambda query, key, value: (query, key.detach(), value))
+
+
+def detach_head(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+    head = entries.get("lm_head.weight", entries["transformer.wte.weight"].detach())
+    return gpt2_function(config, entries | {"lm_head.weight": head})
+
+
+@pytest.mark.parametrize(
+    ("build", "step", "diagnosis", "words"),
+    [
+        (detach_keys, "blocks.1.self_attention", "gradient.detached", "reaches blocks.1.self_attention.key.weight;"),
+        (detach_head, "output", "gradient.part-missing", "lacks what comes from output.weight;"),
+    ],
+)
+def test_a_wrong_gradient_is_placed_where_the_way_back_meets_it_first(
+    build: Build, step: str, diagnosis: str, words: str
+) -> None:
+    (violation,) = judge(build, "gpt2", arrays="torch", gradients=True).violations
+    assert (violation.rule, violation.step, violation.diagnosis) == ("ATT-12", step, (diagnosis,))
+    assert words in violation.message
+
+
+def test_a_build_that_copies_the_entries_has_no_wrong_gradients() -> None:
+    """As load_state_dict does: it cannot be judged so, and the report says what to do."""
+
+    def build(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+        return gpt2_function(config, {name: tensor.detach().clone() for name, tensor in entries.items()})
+
+    report = judge(build, "gpt2", arrays="torch", gradients=True)
+    (violation,) = report.violations
+    assert violation.rule == "CALL"
+    assert "torch.func.functional_call" in violation.message
+    assert "ATT-12" not in report.rules
+
+
+def test_a_wrong_forward_pass_has_no_verdict_on_gradients() -> None:
+    def build(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+        return gpt2_function(config | {"activation_function": "gelu"}, entries)  # right in the second config alone
+
+    report = judge(build, "gpt2", arrays="torch", gradients=True)
+    assert {violation.rule for violation in report.violations} == {"FFN-1"}
+    assert "gradients are not judged until the forward pass is right" in report.left_out
 
 
 WORDS = "embeddings.word_embeddings.weight"
@@ -147,7 +195,10 @@ def test_a_gradient_that_is_missing_or_misshapen_is_told_as_that(change: Callabl
     assert words in violation.message
 
 
-def gpt2_function(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+def gpt2_function(
+    config: dict[str, Any], entries: dict[str, Any], change: Callable[..., Any] = lambda *heads: heads
+) -> Any:
+    """A GPT-2 in functions of torch. change: of queries, keys and values."""
     F = pytest.importorskip("torch").nn.functional
     activate = {"gelu": F.gelu, "gelu_new": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu}
 
@@ -165,7 +216,7 @@ def gpt2_function(config: dict[str, Any], entries: dict[str, Any]) -> Any:
             name = f"transformer.h.{i}"
             parts = linear(f"{name}.attn.c_attn", norm(f"{name}.ln_1", x)).chunk(3, -1)
             heads = (part.unflatten(-1, (config["n_head"], -1)).transpose(1, 2) for part in parts)
-            attended = F.scaled_dot_product_attention(*heads, is_causal=True)
+            attended = F.scaled_dot_product_attention(*change(*heads), is_causal=True)
             x = x + linear(f"{name}.attn.c_proj", attended.transpose(1, 2).flatten(2))
             hidden = activate[config["activation_function"]](linear(f"{name}.mlp.c_fc", norm(f"{name}.ln_2", x)))
             x = x + linear(f"{name}.mlp.c_proj", hidden)
