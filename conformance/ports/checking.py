@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from conformance.checks.findings import Finding, GradientLost
+from conformance.checks.findings import Finding, GradientLost, NotANumber
 from conformance.checks.levels import CONTRACT, CORE, STATE_RULE, STRICT
 from conformance.checks.results import Cell
 from conformance.ports.cases import Calls, ModelCase, list_isolated, sharpen_attention, shrink_stream
 from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
 from conformance.ports.configs import list_configs
-from conformance.ports.diagnosis import find_causes, shorten
+from conformance.ports.diagnosis import PortCause, explain_empty_rows, find_causes, shorten
 from conformance.ports.folder import read_folder, shrink_config
 from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
 from conformance.ports.observation import Observation
@@ -146,7 +146,8 @@ class PortCheck:
         found[CONTRACT.id] = self.contract
         if self.gradients.cases:
             found["ATT-12"] = self.gradients
-        shown = {id(one): v.rule for v in self.violations if v.cause is not None for one in v.cause.observations}
+        causes = [violation.cause for violation in self.violations if violation.cause is not None]
+        shown = {id(one): cause.rule for cause in causes for one in (*cause.observations, *cause.beside)}
         for one in self.observations:  # what a cause explains breaks the cause's rule
             found[shown.get(id(one), one.case.rule)].add(one.finding.ratio, one.case.dtype)
         return dict(found)
@@ -190,9 +191,10 @@ class PortCheck:
         """Build the first function, and see what it takes; None where there is nothing to judge."""
         checkpoint, _ = self.draw(config, 0, 0)
         self.contract.add(0.0, "float32")
-        traits = self.runner.traits(make_request(checkpoint, (), self.dtypes[0]))
+        request = make_request(checkpoint, (), self.dtypes[0])
+        traits = self.runner.traits(request)
         if isinstance(traits, Reply):
-            self.refuse(traits)
+            self.refuse(traits, request)
             return None
         inputs = len(Calls(checkpoint, (), np.random.default_rng(0)).draw_inputs(1, 1, 1))
         surplus = traits.required[inputs:]
@@ -229,7 +231,10 @@ class PortCheck:
             if not any(one.has_numbers for one in found):
                 break
         refused = found[0].answer if found[0].answer.result is None and number > 0 else None
-        if refused is not None and all(one.answer.detail == refused.detail for one in found):
+        # The same error in every call, though its text may name the call's sizes.
+        if refused is not None and all(
+            one.answer.raised_at == refused.raised_at and one.answer.result is None for one in found
+        ):
             usual = meant_config(self.dialect, first)
             changed = {
                 key: value for key, value in meant_config(self.dialect, config).items() if usual.get(key) != value
@@ -292,8 +297,13 @@ class PortCheck:
             self.add_violation(CONTRACT.id, "its results do not depend on the state dict", wrong[0])
         elif wrong:
             self.explain_numbers()
-        for one in distinct_details(self.observations):
-            self.add_violation(CONTRACT.id, describe_observation(one), one)
+        empty = explain_empty_rows(self.observations)
+        if empty is not None:
+            self.add_cause(empty)
+        known = [] if empty is None else empty.observations
+        for one in distinct_details(one for one in self.observations if one not in known):
+            step = self.find_nan(one) if isinstance(one.detail, NotANumber) else ""
+            self.add_violation(CONTRACT.id, describe_observation(one), one, step=step)
 
     def explain_numbers(self) -> None:
         causes, isolated = find_causes(self.observations, self.ask)
@@ -306,9 +316,20 @@ class PortCheck:
         if parts and not any(one.case.call.chunks for cause in causes for one in cause.observations):
             self.left_out.append(f"step fails in {parts} cases, which are not explained until the whole pass is right")
         for cause in causes:
-            ids = tuple(one.id for one in cause.mistakes) or ((f"precision.{cause.narrow}",) if cause.narrow else ())
-            message = describe_cause(cause)
-            self.add_violation(cause.rule, message, cause.observations[0], step=cause.step, diagnosis=ids, cause=cause)
+            self.add_cause(cause)
+
+    def add_cause(self, cause: PortCause) -> None:
+        ids = tuple(one.id for one in cause.mistakes) or (
+            ("precision." + "-or-".join(cause.narrow),) * bool(cause.narrow)
+        )
+        message, fields = describe_cause(cause), {"step": cause.step, "diagnosis": ids, "cause": cause}
+        self.add_violation(cause.rule, message, cause.observations[0], **fields)
+
+    def find_nan(self, shown: Observation) -> str:
+        """Return the first sublayer that alone gives NaN; empty where the model without sublayers gives it too."""
+        alone = self.ask([*list_isolated(shown.case.checkpoint, shown.case)])
+        wrong = [one.case for one in alone if isinstance(one.detail, NotANumber)]
+        return shorten(wrong[0].sublayer or "", wrong[0]) if wrong else ""
 
     def find_unsteady(self, shown: Observation) -> str:
         """Return the first sublayer that alone gives other results for the same call."""
@@ -332,9 +353,11 @@ class PortCheck:
         several = [found for found in results.values() if len(found) > 1]
         return bool(several) and all(np.array_equal(found[0], other) for found in several for other in found[1:])
 
-    def refuse(self, reply: Reply) -> None:
+    def refuse(self, reply: Reply, request: Request) -> None:
         finding = Finding("build", np.inf, detail=reply.detail, raised_at=reply.raised_at)
-        self.violations.append(ModelViolation(CONTRACT.id, "", (), describe_build(reply), finding))
+        tensors = str(self.runner.target.arrays) if self.runner.gradients else ""
+        message = describe_build(reply, request.config, request.state_dict, tensors)
+        self.violations.append(ModelViolation(CONTRACT.id, "", (), message, finding))
 
 
 OPTIONS = ("key_padding", "token_types", "source_key_padding", "target_key_padding")
