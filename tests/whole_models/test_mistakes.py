@@ -10,7 +10,7 @@ import pytest
 
 from conformance.ports.cases import Calls, ModelCase, sharpen_attention, shrink_stream
 from conformance.ports.checkpoints import draw_checkpoint
-from conformance.ports.computation import Step
+from conformance.ports.computation import Computation, Step
 from conformance.ports.configs import list_configs
 from conformance.ports.diagnosis import explain_empty_rows, find_causes, find_narrow
 from conformance.ports.mistakes.attention import EMPTY_ROWS, round_rotation
@@ -125,10 +125,14 @@ def rewrite_steps(kind: str, scope: str, change: Callable[[Step], Step]) -> Mode
 
 def test_kinds_of_layers_are_those_of_each_config() -> None:
     """Windows differ from config to config: one mistake explains all, and no other is needed."""
-    cases = [*list_model_cases("gemma2")[:3], *list_model_cases("gemma2", 1)[:3]]
-    mistake = next(one for one in list_mistakes(cases[0].computation) if one.id == "layers.shifted")
-    observations = observe(mistake, cases)
-    causes, _ = find_causes(observations, lambda more: observe(mistake, more))
+
+    def shift(computation: Computation) -> Computation:
+        layers = computation.configuration.attention_layers
+        return computation.change(configuration=replace(computation.configuration, attention_layers=layers[::-1]))
+
+    swapped = ModelMistake("swapped", "TRF-1", "swapped", shift)
+    observations = observe(swapped, [*list_model_cases("gemma2")[:3], *list_model_cases("gemma2", 1)[:3]])
+    causes, _ = find_causes(observations, lambda more: observe(swapped, more))
     assert [[one.id for one in cause.mistakes] for cause in causes] == [["layers.shifted"]]
     assert len(causes[0].observations) == causes[0].failing == sum(one.failed for one in observations)
 
