@@ -290,7 +290,11 @@ class DeclarationOptions(TypedDict, total=False):
     ]
     dtypes: Annotated[
         Names | None,
-        Option("dtypes to judge, such as float32,float16; all by default", names=lambda: FLOATING, many=True),
+        Option(
+            "dtypes to judge, such as float32,float16; all by default, float32 of a model",
+            names=lambda: FLOATING,
+            many=True,
+        ),
     ]
     layout: Annotated[
         str | None, Option("BTHD if its arrays are [batch, length, heads, width]", names=lambda: ("BHTD", "BTHD"))

@@ -132,7 +132,8 @@ def check_model(
 
     chosen = read_options(ModelCheckOptions, options)
     if "dialect" not in chosen:
-        refuse_unknown("dialect", [None], options_of(ModelCheckOptions)["dialect"].names())  # type: ignore[arg-type]
+        names = options_of(ModelCheckOptions)["dialect"].names()
+        raise ValueError(f"a model needs a dialect (--dialect), which its port reads: one of {', '.join(names)}")
     arrays, device, limit = chosen.pop("arrays", None), chosen.pop("device"), chosen.pop("memory_limit", None)
     target = Target(subject, MODEL, arrays, device, name, memory_limit=limit)
     settings = chosen.pop("set", None)

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from conformance.checks.findings import Finding
+from conformance.checks.findings import Finding, GradientLost, NotANumber
 from conformance.checks.levels import CONTRACT, CORE, STATE_RULE, STRICT
 from conformance.checks.results import Cell
 from conformance.ports.cases import Calls, ModelCase, list_isolated, sharpen_attention, shrink_stream
 from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
 from conformance.ports.configs import list_configs
-from conformance.ports.diagnosis import find_causes, name_sublayer, shorten
+from conformance.ports.diagnosis import PortCause, explain_empty_rows, find_causes, shorten
 from conformance.ports.folder import read_folder, shrink_config
 from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
 from conformance.ports.observation import Observation
@@ -36,7 +36,6 @@ from conformance.reports.ports import (
 )
 from conformance.reports.versions import versions
 from conformance.subjects.callables import Target
-from specification.checkpoints import flatten
 from specification.dialects import DIALECTS
 from specification.loading.config_file import with_defaults
 
@@ -138,6 +137,8 @@ class PortCheck:
         self.violations: list[ModelViolation] = []
         self.sublayers: list[SublayerError] = []
         self.left_out: list[str] = []
+        self.plain: list[tuple[ModelCase, np.random.Generator]] = []
+        """For each checkpoint that the port can build: its first case, and what draws for it."""
         self.contract, self.gradients = Cell(), Cell()
 
     def rules(self) -> dict[str, Cell]:
@@ -145,7 +146,8 @@ class PortCheck:
         found[CONTRACT.id] = self.contract
         if self.gradients.cases:
             found["ATT-12"] = self.gradients
-        shown = {id(one): v.rule for v in self.violations if v.cause is not None for one in v.cause.observations}
+        causes = [violation.cause for violation in self.violations if violation.cause is not None]
+        shown = {id(one): cause.rule for cause in causes for one in (*cause.observations, *cause.beside)}
         for one in self.observations:  # what a cause explains breaks the cause's rule
             found[shown.get(id(one), one.case.rule)].add(one.finding.ratio, one.case.dtype)
         return dict(found)
@@ -178,6 +180,8 @@ class PortCheck:
         if folder is not None:
             self.judge_folder(folder, traits)
         self.explain()
+        if traits.vjp or self.runner.gradients:
+            self.judge_gradients(traits)
 
     def draw(self, config: Config, *numbers: int) -> tuple[Checkpoint, np.random.Generator]:
         generator = np.random.default_rng([self.seed, *numbers])
@@ -187,9 +191,10 @@ class PortCheck:
         """Build the first function, and see what it takes; None where there is nothing to judge."""
         checkpoint, _ = self.draw(config, 0, 0)
         self.contract.add(0.0, "float32")
-        traits = self.runner.traits(make_request(checkpoint, (), self.dtypes[0]))
+        request = make_request(checkpoint, (), self.dtypes[0])
+        traits = self.runner.traits(request)
         if isinstance(traits, Reply):
-            self.refuse(traits)
+            self.refuse(traits, request)
             return None
         inputs = len(Calls(checkpoint, (), np.random.default_rng(0)).draw_inputs(1, 1, 1))
         surplus = traits.required[inputs:]
@@ -226,7 +231,10 @@ class PortCheck:
             if not any(one.has_numbers for one in found):
                 break
         refused = found[0].answer if found[0].answer.result is None and number > 0 else None
-        if refused is not None and all(one.answer.detail == refused.detail for one in found):
+        # The same error in every call, though its text may name the call's sizes.
+        if refused is not None and all(
+            one.answer.raised_at == refused.raised_at and one.answer.result is None for one in found
+        ):
             usual = meant_config(self.dialect, first)
             changed = {
                 key: value for key, value in meant_config(self.dialect, config).items() if usual.get(key) != value
@@ -234,25 +242,38 @@ class PortCheck:
             self.add_violation(CONTRACT.id, describe_refusal(found[0], changed, usual), found[0])
             return False
         self.observations += found
-        if (traits.vjp or self.runner.gradients) and not any(one.failed for one in found):
-            self.judge_gradients(plain, generator)  # a wrong forward pass has wrong gradients
+        self.plain.append((plain, generator))
         return True
 
-    def judge_gradients(self, plain: ModelCase, generator: np.random.Generator) -> None:
-        """Ask for the gradients of a case; the worst entry is a violation where it is beyond its bound."""
-        if type(plain.checkpoint.places) not in FUNCTIONS:
-            self.left_out.append("gradients are not judged: the definition has none of a single attention")
+    def judge_gradients(self, traits: Traits) -> None:
+        """Ask for gradients in all configs until one is wrong, which is a violation."""
+        if any(one.failed for one in self.observations):
+            self.left_out.append("gradients are not judged until the forward pass is right, of which they are")
             return
-        case = make_gradient_case(plain, generator)
-        (observation,) = self.ask([case])
-        findings = compare_gradients(case, observation.answer)
-        worst = max(findings, key=lambda finding: finding.ratio)
-        self.gradients.add(worst.ratio, case.dtype)
-        if not worst.ratio <= 1 and not any(one.rule == case.rule for one in self.violations):
-            wrong = [finding.name for finding in findings if not finding.ratio <= 1]
-            message = describe_gradients(worst, wrong, len(findings))
-            step = find_gradient_step(case, wrong)
-            self.violations.append(ModelViolation(case.rule, step, (), message, worst, case.probe, describe_case(case)))
+        for plain, generator in self.plain:
+            if type(plain.checkpoint.places) not in FUNCTIONS:
+                self.left_out.append("gradients are not judged: the definition has none of a single attention")
+                return
+            case = make_gradient_case(plain, generator)
+            (observation,) = self.ask([case])
+            findings, cause = compare_gradients(case, observation.answer)
+            worst = max(findings, key=lambda finding: finding.ratio)
+            if worst.ratio <= 1:
+                self.gradients.add(worst.ratio, case.dtype)
+                continue
+            wrong = sum(not finding.ratio <= 1 for finding in findings)
+            fields: dict[str, Any] = {"step": "", "diagnosis": (), "finding": worst}
+            if cause is not None:
+                diagnosis = (cause.mistake,) * bool(cause.mistake)
+                fields = {"step": cause.step, "diagnosis": diagnosis, "finding": cause.shown}
+            # What no gradient reaches has no wrong ones: the port is not built as it must be for this.
+            lost = isinstance(worst.detail, GradientLost)
+            if not lost:
+                self.gradients.add(worst.ratio, case.dtype)
+            message = describe_gradients(fields["finding"], cause, wrong, len(findings))
+            rule, described = CONTRACT.id if lost else case.rule, describe_case(case)
+            self.violations.append(ModelViolation(rule, message=message, probe=case.probe, case=described, **fields))
+            return
 
     def judge_folder(self, folder: str | Path, traits: Traits) -> None:
         """Ask about a real checkpoint, whole and sublayer by sublayer."""
@@ -276,8 +297,13 @@ class PortCheck:
             self.add_violation(CONTRACT.id, "its results do not depend on the state dict", wrong[0])
         elif wrong:
             self.explain_numbers()
-        for one in distinct_details(self.observations):
-            self.add_violation(CONTRACT.id, describe_observation(one), one)
+        empty = explain_empty_rows(self.observations)
+        if empty is not None:
+            self.add_cause(empty)
+        known = [] if empty is None else empty.observations
+        for one in distinct_details(one for one in self.observations if one not in known):
+            step = self.find_nan(one) if isinstance(one.detail, NotANumber) else ""
+            self.add_violation(CONTRACT.id, describe_observation(one), one, step=step)
 
     def explain_numbers(self) -> None:
         causes, isolated = find_causes(self.observations, self.ask)
@@ -290,9 +316,20 @@ class PortCheck:
         if parts and not any(one.case.call.chunks for cause in causes for one in cause.observations):
             self.left_out.append(f"step fails in {parts} cases, which are not explained until the whole pass is right")
         for cause in causes:
-            ids = tuple(one.id for one in cause.mistakes) or ((f"precision.{cause.narrow}",) if cause.narrow else ())
-            message = describe_cause(cause)
-            self.add_violation(cause.rule, message, cause.observations[0], step=cause.step, diagnosis=ids, cause=cause)
+            self.add_cause(cause)
+
+    def add_cause(self, cause: PortCause) -> None:
+        ids = tuple(one.id for one in cause.mistakes) or (
+            ("precision." + "-or-".join(cause.narrow),) * bool(cause.narrow)
+        )
+        message, fields = describe_cause(cause), {"step": cause.step, "diagnosis": ids, "cause": cause}
+        self.add_violation(cause.rule, message, cause.observations[0], **fields)
+
+    def find_nan(self, shown: Observation) -> str:
+        """Return the first sublayer that alone gives NaN; empty where the model without sublayers gives it too."""
+        alone = self.ask([*list_isolated(shown.case.checkpoint, shown.case)])
+        wrong = [one.case for one in alone if isinstance(one.detail, NotANumber)]
+        return shorten(wrong[0].sublayer or "", wrong[0]) if wrong else ""
 
     def find_unsteady(self, shown: Observation) -> str:
         """Return the first sublayer that alone gives other results for the same call."""
@@ -316,9 +353,11 @@ class PortCheck:
         several = [found for found in results.values() if len(found) > 1]
         return bool(several) and all(np.array_equal(found[0], other) for found in several for other in found[1:])
 
-    def refuse(self, reply: Reply) -> None:
+    def refuse(self, reply: Reply, request: Request) -> None:
         finding = Finding("build", np.inf, detail=reply.detail, raised_at=reply.raised_at)
-        self.violations.append(ModelViolation(CONTRACT.id, "", (), describe_build(reply), finding))
+        tensors = str(self.runner.target.arrays) if self.runner.gradients else ""
+        message = describe_build(reply, request.config, request.state_dict, tensors)
+        self.violations.append(ModelViolation(CONTRACT.id, "", (), message, finding))
 
 
 OPTIONS = ("key_padding", "token_types", "source_key_padding", "target_key_padding")
@@ -350,25 +389,6 @@ def group_cases(cases: Iterable[ModelCase]) -> Iterator[list[ModelCase]]:
         group.append(case)
     if group:
         yield group
-
-
-def find_gradient_step(case: ModelCase, wrong: Sequence[str]) -> str:
-    """Return the last sublayer, in the order of the forward pass, of whose entries a gradient is wrong.
-
-    Gradients go backwards, so that those before it have its error.
-    """
-    checkpoint, paths = case.checkpoint, set[str]()
-    entries = checkpoint.split_entries(np.arange(len(checkpoint.values)))
-    numbers = {
-        int(entries[name.removeprefix("gradient of ")].flat[0]) for name in wrong if name.startswith("gradient of ")
-    }
-    for path, places in flatten(checkpoint.places).items():
-        if not numbers.isdisjoint(places.ravel().tolist()):
-            paths.add(path)
-    steps = list[str]()
-    case.computation.run(watch=lambda name, _: steps.append(name))
-    found = [name for name in steps if any(path.startswith(name.partition(":")[0]) for path in paths)]
-    return name_sublayer(found[-1], case) if found else ""
 
 
 def distinct_details(observations: Iterable[Observation]) -> list[Observation]:

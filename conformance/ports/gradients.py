@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,11 @@ from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import replace_nan
 from conformance.oracle.reference import Exact
 from conformance.ports.cases import ModelCase, round_array
+from conformance.ports.diagnosis import name_sublayer, shorten
 from conformance.ports.observation import list_dtypes
 from conformance.ports.subject import Answer
 from conformance.subjects.wrong_answers import Detail, DtypeOrShape, Missing
+from specification.checkpoints import flatten
 from specification.masks import KeyPadding
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, Transformer
 
@@ -37,26 +40,35 @@ def make_gradient_case(case: ModelCase, generator: np.random.Generator) -> Model
     return replace(case, probe="gradients of all entries", rule="ATT-12", call=call)
 
 
-def compare_gradients(case: ModelCase, answer: Answer) -> list[Finding]:
-    """Return a finding for every entry of the checkpoint, or one for what is wrong in place of gradients."""
+def compare_gradients(case: ModelCase, answer: Answer) -> tuple[list[Finding], GradientCause | None]:
+    """Return a finding for every entry of the checkpoint, and where wrong numbers begin.
+
+    Where there are no gradients, there is one finding, of what stands in their place.
+    """
     if answer.detail is not None or answer.gradients is None:
-        return [Finding("gradients", np.inf, detail=answer.detail, raised_at=answer.raised_at)]
+        return [Finding("gradients", np.inf, detail=answer.detail, raised_at=answer.raised_at)], None
     exact, bounds = bound_gradients(case)
-    found = []
-    for name, due in exact.items():
+    due = case.checkpoint.sum_gradients(exact)
+    limits = {name: replace_nan(bound) for name, bound in case.checkpoint.sum_gradients(bounds).items()}
+    found: dict[str, Finding] = {}
+    for name, array in due.items():
         got = answer.gradients.get(name)
-        if got is None or got.shape != due.shape:
-            detail: Detail = Missing()
-            if got is not None:
-                detail = DtypeOrShape(str(got.dtype), got.shape, list_dtypes(case.dtype), due.shape)
-            found.append(Finding(f"gradient of {name}", np.inf, detail=detail))
+        if got is not None and got.shape == array.shape:
+            right = Exact(array, 0 * array)
+            found[name] = compare(f"gradient of {name}", got.astype(float), right, limits[name], "float64")
             continue
-        found.append(compare(f"gradient of {name}", got.astype(float), Exact(due, 0 * due), bounds[name], "float64"))
-    return found
+        detail: Detail = Missing()
+        if got is not None:
+            detail = DtypeOrShape(str(got.dtype), got.shape, list_dtypes(case.dtype), array.shape)
+        found[name] = Finding(f"gradient of {name}", np.inf, detail=detail)
+    wrong = {name: finding for name, finding in found.items() if not finding.ratio <= 1}
+    if not wrong or any(finding.detail is not None for finding in wrong.values()):
+        return [*found.values()], None
+    return [*found.values()], find_gradient_cause(case, wrong, answer.gradients, exact, bounds)
 
 
-def bound_gradients(case: ModelCase) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """By entry: the exact gradient, and its bound."""
+def bound_gradients(case: ModelCase) -> tuple[Any, Any]:
+    """Return the exact gradients of the definition's parameters, and their bounds."""
     parameters, configuration = case.checkpoint.parameters, case.checkpoint.configuration
     cotangent = np.asarray(case.call.cotangent, np.float64)
     options = convert_options(case)
@@ -66,11 +78,7 @@ def bound_gradients(case: ModelCase) -> tuple[dict[str, np.ndarray], dict[str, n
         found = function(parameters, *case.computation.inputs, cotangent, configuration=configuration, **options)
         return found if isinstance(found, type(parameters)) else found.parameters
 
-    exact, bounds = carried_bound(run, parameters, case.dtype)
-    checkpoint = case.checkpoint
-    return checkpoint.sum_gradients(exact), {
-        name: replace_nan(bound) for name, bound in checkpoint.sum_gradients(bounds).items()
-    }
+    return carried_bound(run, parameters, case.dtype)
 
 
 def convert_options(case: ModelCase) -> dict[str, Any]:
@@ -78,3 +86,70 @@ def convert_options(case: ModelCase) -> dict[str, Any]:
     options = dict(case.call.options)
     keep = options.pop("key_padding", None)
     return options if keep is None else options | {"mask": KeyPadding(keep)}
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GradientCause:
+    """Where gradients begin to be wrong, on their way backwards.
+
+    Attributes:
+        step: the sublayer, by the definition's path.
+        entries: names of its wrong entries, the worst first. shown: the finding of that.
+        mistake: "gradient.detached" where no gradient reaches some parameters, "gradient.part-missing" where an entry
+            that is read twice lacks the gradient of one reading; else empty.
+        paths: of the parameters that the mistake is about.
+    """
+
+    step: str
+    entries: tuple[str, ...]
+    shown: Finding
+    mistake: str = ""
+    paths: tuple[str, ...] = ()
+
+
+def find_gradient_cause(
+    case: ModelCase, wrong: Mapping[str, Finding], got: Mapping[str, np.ndarray], exact: Any, bounds: Any
+) -> GradientCause:
+    """Return where gradients begin to be wrong: in the last sublayer of the forward pass that has a wrong entry.
+
+    Gradients go backwards, so that those before it have its error. What is read twice, such as a tied table, has the
+    errors of both places, and decides only where nothing else is wrong.
+    """
+    checkpoint, readers = case.checkpoint, flatten(case.checkpoint.places)
+    total, limits, given = (
+        np.concatenate([np.ravel(entries[name]) for name in checkpoint.shapes])
+        for entries in (checkpoint.sum_gradients(exact), checkpoint.sum_gradients(bounds), got)
+    )
+    owners = np.repeat([*checkpoint.shapes], [int(np.prod(shape)) for shape in checkpoint.shapes.values()])
+    readings = np.zeros(len(owners), int)
+    for place in readers.values():
+        np.add.at(readings, place, 1)
+
+    mistakes: dict[str, str] = {}
+    places = {path: place for path, place in readers.items() if np.isin(owners[place], [*wrong]).any()}
+    for path, place in places.items():
+        part, limit = flatten(exact)[path], limits[place]
+        if readings[place].max() == 1:
+            if np.any(np.abs(part) > limit) and not np.any(given[place]):
+                mistakes[path] = "gradient.detached"
+        elif np.all(np.abs(given[place] - (total[place] - part)) <= limit):
+            mistakes[path] = "gradient.part-missing"
+
+    steps = list[str]()
+    case.computation.run(watch=lambda name, _: steps.append(name.partition(":")[0]))
+
+    def order(path: str) -> int:
+        return max((number for number, name in enumerate(steps) if name and path.startswith(name)), default=0)
+
+    once = [path for path, place in places.items() if readings[place].max() == 1]
+    decisive = once or [*mistakes] or [*places]
+    step = name_sublayer(steps[max(map(order, decisive))], case)
+    there = [path for path in decisive if name_sublayer(steps[order(path)], case) == step]
+    entries = {str(name) for path in there for name in owners[places[path]].flat} & wrong.keys()
+    named = sorted(entries, key=lambda name: -wrong[name].ratio)
+    blamed = tuple(path for path in there if path in mistakes)
+    short = tuple(shorten(path, case) for path in blamed)
+    return GradientCause(step, tuple(named), wrong[named[0]], mistakes[blamed[0]] if blamed else "", short)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -89,24 +89,28 @@ def noise_bound(
     seed: int = 0,
     runs: int = RUNS,
     change: Callable[[Computation], Computation] = lambda computation: computation,
+    operations: Collection[str] = OPERATIONS,
 ) -> tuple[Any, Any]:
     """Return the exact result of a model and the bound of an honest implementation in that dtype, of one shape.
 
     Runs stand side by side in one batch, as many as are about MOST_NUMBERS. change: makes the computation of a port
-    with a mistake, of one batch as of several.
+    with a mistake, of one batch as of several. operations: those that are in that dtype; all others are exact, and so
+    is the result.
     """
     result = np.asarray(change(computation).run())
     at_once = int(np.clip(MOST_NUMBERS // max(result.size, 1), 1, runs))
     squares, left = np.zeros(result.shape), runs
     while left > 0:
         count = min(at_once, left)
-        noise = Noise(np.random.default_rng([seed, left]), dtype, count)
+        noise = Noise(np.random.default_rng([seed, left]), dtype, count, operations)
         with np.errstate(all="ignore"):
             several = np.asarray(change(noise.repeat(computation)).run(steps=noise.steps)).reshape(count, *result.shape)
             squares += np.sum((several - result) ** 2, axis=0)
         left -= count
     p = Precision.make(dtype)
     scale = np.sqrt(squares / runs * (2 if dtype == "float64" else 1))
+    if operations is not OPERATIONS:
+        return result, quantile(result.size, runs) * scale
     # The last rounding is bounded as it is: in 16 bits it may be all that there is, and is not normal.
     return result, quantile(result.size, runs) * scale + p.output * np.abs(result) + p.output_tiny
 
@@ -119,14 +123,17 @@ class Noise:
     steps: functions by the name of the definition's steps.
     """
 
-    def __init__(self, generator: np.random.Generator, dtype: str, runs: int) -> None:
+    def __init__(
+        self, generator: np.random.Generator, dtype: str, runs: int, operations: Collection[str] = OPERATIONS
+    ) -> None:
         self.generator, self.p, self.runs = generator, Precision.make(dtype), runs
         self.shared: dict[int, tuple[np.ndarray, Any]] = {}
         """By the identity of an array that all runs share, which is kept alive: how each run has it."""
-        own = {name: getattr(self, name) for name in OPERATIONS}
+        own = {name: getattr(self, name) for name in operations}
         copied = copy_functions(own, MULTI_HEAD_ATTENTION, blocks, TRANSFORMER)
         self.steps: dict[str, Any] = own | {name: copied[name] for name in COMPOUND}
-        self.steps |= {"embedding": self.embedding, "sinusoidal_positions": self.sinusoidal_positions}
+        if operations is OPERATIONS:
+            self.steps |= {"embedding": self.embedding, "sinusoidal_positions": self.sinusoidal_positions}
 
     def repeat(self, computation: Computation) -> Computation:
         """Return the computation with its batch once for each run."""

@@ -17,6 +17,8 @@ from conformance.subjects.wrong_answers import Detail, DtypeOrShape
 
 TWICE = 2.0
 """Bounds of a prediction: one for the port, one because the noise of a computation with a mistake is another."""
+MARGIN = 2 * TWICE
+"""Bounds by which a prediction must be off the right result: no answer then agrees with both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +89,7 @@ class Observation:
         if predicted.shape != right.shape:
             return True
         difference = self.case.select(predicted) - self.case.select(right)
-        return largest_ratio(difference, self.case.select(bound)) > 2 * TWICE
+        return largest_ratio(difference, self.case.select(bound)) > MARGIN
 
 
 def largest_ratio(difference: np.ndarray, limits: np.ndarray) -> float:

@@ -20,7 +20,14 @@ from typing import Any, Literal
 import numpy as np
 
 from conformance.cases.case import numpy_dtype
-from conformance.checks.findings import InputChanged, NotDeterministic, ProcessEnded, Raised, TookTooLong
+from conformance.checks.findings import (
+    GradientLost,
+    InputChanged,
+    NotDeterministic,
+    ProcessEnded,
+    Raised,
+    TookTooLong,
+)
 from conformance.runner.fresh import FORKING_PROCESS
 from conformance.runner.in_process import judge_scope
 from conformance.runner.in_subprocess import ENDING, KEEP_MEMORY, STARTING
@@ -29,7 +36,7 @@ from conformance.runner.own_time import TooSlow, limit_time, measure_crowding
 from conformance.runner.process_lifetime import POSIX
 from conformance.runner.workers import NoReply, Worker, encode_call
 from conformance.subjects.callables import Target, load
-from conformance.subjects.frameworks import FRAMEWORKS, Framework
+from conformance.subjects.frameworks import FRAMEWORKS, Framework, NoGradients
 from conformance.subjects.subject import first_line
 from conformance.subjects.wrong_answers import Detail, OtherType, Returned, find_raising_line
 
@@ -384,7 +391,10 @@ def read_result(result: Any) -> np.ndarray | Answer:
 
 
 def differentiate(function: Callable[..., Any], call: Call, request: Request) -> Answer:
-    """The gradients of all entries, by the function's own `vjp`, or through `build`."""
+    """The gradients of all entries, by the function's own `vjp`, or through `build`.
+
+    Where none reaches any entry through `build`, nothing is said about gradients: `build` copies the entries.
+    """
     framework = Loaded.framework
     cotangent: Any = convert_input(np.asarray(call.cotangent), request.dtype)
     plain = replace(call, cotangent=None)
@@ -400,8 +410,14 @@ def differentiate(function: Callable[..., Any], call: Call, request: Request) ->
         def results(entries: dict[str, Any]) -> dict[str, Any]:
             return {"output": call_function(Loaded.build(dict(request.config), dict(entries)), plain, request.dtype)}
 
-        _, gradients = framework.differentiate(results, entries, [*entries], {"output": cotangent})
+        try:
+            _, gradients = framework.differentiate(results, entries, [*entries], {"output": cotangent})
+        except NoGradients:
+            return Answer(detail=GradientLost())
     if not isinstance(gradients, Mapping):
         return Answer(detail=OtherType(describe_kind(gradients), array="a dictionary of gradients by entry"))
-    return Answer(gradients={name: np.array(framework.numpy(array)) if isinstance(array, framework.kind) else
-                             np.array(array) for name, array in gradients.items()})  # fmt: skip
+    found = {name: np.array(framework.numpy(array)) if isinstance(array, framework.kind) else np.array(array)
+             for name, array in gradients.items()}  # fmt: skip
+    if not hasattr(function, "vjp") and not any(map(np.any, found.values())):
+        return Answer(detail=GradientLost())
+    return Answer(gradients=found)

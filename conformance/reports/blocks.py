@@ -128,20 +128,30 @@ def summary(subject: Content) -> str:
 
 
 NOTHING = "embedding and output alone"
+EVERYWHERE = (
+    "Every line is wrong: what is in all of them is the embedding, the last norm and the output layer, and whatever "
+    "all norms share."
+)
 
 
 def draw_model(subject: Content) -> list[str]:
-    """Draw a model: the error with each sublayer alone, in bounds, and the first wrong one marked."""
+    """Draw a model: the error with each sublayer alone, in bounds, and the first wrong one marked.
+
+    That is the line of the first cause's sublayer, or the first line for what no sublayer does.
+    """
     sublayers = subject["model"]["sublayers"]
     if not sublayers:
         return []
-    wrong = [real(one["ratio"]) > 1 for one in sublayers]
-    width = max(len(one["name"] or NOTHING) for one in sublayers)
+    steps = [violation["step"] for violation in subject["violations"] if violation.get("step")]
+    names = [one["name"] for one in sublayers]
+    first = steps[0] if steps and steps[0] in names else ""
+    width = max(len(name or NOTHING) for name in names)
     lines = ["error with each sublayer alone, in bounds:"]
-    for place, one in enumerate(sublayers):
-        mark = "" if not wrong[place] else "  <- wrong" if any(wrong[:place]) else "  <- the first that is wrong"
+    for one in sublayers:
+        wrong = real(one["ratio"]) > 1
+        mark = f"  <- {'the first that is ' * (one['name'] == first)}wrong" if wrong else ""
         lines.append(f"  {one['name'] or NOTHING:<{width}}  {real(one['ratio']):10.3g}{mark}")
-    return lines
+    return lines if not all(real(one["ratio"]) > 1 for one in sublayers) else [*lines, EVERYWHERE]
 
 
 # --- limits of a subject's verdict ------------------------------------------------------------------------------------

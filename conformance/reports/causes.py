@@ -93,7 +93,14 @@ def describe_evidence(cause: Content) -> str | None:
     if mistake is None:
         return None
     passing = f"; nothing speaks against it in {mistake['passing']} that pass" if mistake["passing"] else ""
-    return f"explains {mistake['explained']} of {mistake['failing']} failing cases{passing}"
+    beside = f"; {describe_beside(mistake['beside'])}" if mistake.get("beside") else ""
+    return f"explains {mistake['explained']} of {mistake['failing']} failing cases{beside}{passing}"
+
+
+def describe_beside(count: int) -> str:
+    """Count the failing cases that a port's known mistake does not explain, in the sublayer of those that it does."""
+    fails = "more fails" if count == 1 else "more fail"
+    return f"{count} {fails} in the same sublayer, probably by the same mistake"
 
 
 def describe_alternatives(cause: Content) -> str | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from conformance.cases.case import brief
-from conformance.checks.findings import Finding, InputChanged, NoAnswer, ProcessEnded
+from conformance.checks.findings import Finding, GradientLost, InputChanged, NoAnswer, NotANumber, ProcessEnded, Raised
 from conformance.checks.levels import CONTRACT, EVERY_RULE, LEVELS
 from conformance.reports.blocks import draw_model
+from conformance.reports.causes import describe_beside
 from conformance.reports.content import Content, clean_text, number, rule_content
 from conformance.reports.sentences import describe_detail, describe_finding
 from conformance.subjects.wrong_answers import Detail, DtypeOrShape
@@ -20,6 +22,7 @@ from conformance.subjects.wrong_answers import Detail, DtypeOrShape
 if TYPE_CHECKING:
     from conformance.ports.cases import ModelCase
     from conformance.ports.diagnosis import PortCause
+    from conformance.ports.gradients import GradientCause
     from conformance.ports.mistakes.mistake import ModelMistake
     from conformance.ports.observation import Observation
     from conformance.ports.report import ModelReport, ModelViolation
@@ -29,13 +32,28 @@ if TYPE_CHECKING:
 # --- sentences --------------------------------------------------------------------------------------------------------
 
 
-def describe_build(reply: Reply) -> str:
-    """Say why `build` made nothing to call, or its function gave no answers."""
-    if isinstance(reply.detail, InputChanged):
+def describe_build(reply: Reply, config: Mapping[str, Any], entries: Collection[str], tensors: str) -> str:
+    """Say why `build` made nothing to call, or its function gave no answers.
+
+    Args:
+        reply: says why.
+        config, entries: what `build` was given, with which a KeyError may be compared.
+        tensors: the framework whose arrays the entries are, where they are none of NumPy's.
+    """
+    detail = reply.detail
+    if isinstance(detail, InputChanged):
         return f"build changed the state dict: {reply.raised_at}"
     what = "build" if reply.where == "build" else "its function"
+    if detail is None:
+        return f"{what} gave no answer"
     at = f" (at {reply.raised_at})" if reply.raised_at else ""
-    return f"{what} {describe_detail(reply.detail)}{at}" if reply.detail is not None else f"{what} gave no answer"
+    hint = f"; with --gradients the state dict has arrays of {tensors}" if tensors else ""
+    if isinstance(detail, Raised) and detail.error == "KeyError":
+        key = detail.text.strip("'\"")
+        near = difflib.get_close_matches(key, entries, 3)
+        if key not in config:
+            hint += f"; the state dict has {', '.join(near)}" if near else f"; the config has {', '.join(config)}"
+    return f"{what} {describe_detail(detail)}{at}{hint}"
 
 
 def describe_observation(one: Observation) -> str:
@@ -44,10 +62,21 @@ def describe_observation(one: Observation) -> str:
     assert detail is not None
     at = f" (at {one.answer.raised_at})" if one.answer.raised_at else ""
     what = describe_part(detail)
-    told = f"{what}{describe_detail(detail)}{at}, {one.case.probe}"
+    beside = "" if one.case.probe == "plain" else f", in the case: {one.case.probe}"
+    told = f"{what}{describe_detail(detail)}{describe_nan_place(one)}{at}{beside}"
     if isinstance(detail, DtypeOrShape) and detail.shape[:-1] == detail.due[:-1]:
         told += "; hidden states in the place of logits" if looks_hidden(one, detail) else ""
     return told
+
+
+def describe_nan_place(one: Observation) -> str:
+    """Say where the first NaN is that counts; empty where none is."""
+    if not isinstance(one.detail, NotANumber):
+        return ""
+    counted = np.isnan(np.asarray(one.answer.result).astype(float))
+    if one.case.counted is not None:
+        counted &= one.case.counted[..., None]
+    return f" at {np.argwhere(counted)[0].tolist()}"
 
 
 def describe_part(detail: Detail) -> str:
@@ -86,10 +115,42 @@ def format_setting(key: str, value: Any) -> str:
     return f"--set {shlex.quote(f'{key}={value if isinstance(value, str) else json.dumps(value)}')}"
 
 
-def describe_gradients(worst: Finding, wrong: Sequence[str], count: int) -> str:
-    if worst.detail is not None and worst.name == "gradients":
-        return f"there are no gradients: {describe_detail(worst.detail)}"
-    return f"{len(wrong)} of {count} gradients are wrong: {describe_finding(worst)}"
+NO_GRADIENT = (
+    "no gradient reaches any entry of the state dict: build copies it, as load_state_dict, .detach() and NumPy do, or "
+    "the function runs without gradients; call the module by torch.func.functional_call with the entries, or give the "
+    "function an attribute vjp"
+)
+GRADIENT_MISTAKES = {
+    "gradient.detached": "no gradient reaches {paths}",
+    "gradient.part-missing": "the gradient of an entry that is read twice lacks what comes from {paths}",
+}
+MOST_ENTRIES = 4
+
+
+def describe_gradients(shown: Finding, cause: GradientCause | None, wrong: int, count: int) -> str:
+    """Say which gradients are wrong, first where they begin to be.
+
+    Args:
+        shown: the worst of the first wrong ones, or what stands in the place of all.
+        cause: what is known of wrong ones.
+        wrong, count: how many entries have a wrong gradient, of how many.
+    """
+    if isinstance(shown.detail, GradientLost):
+        return NO_GRADIENT
+    if shown.detail is not None and shown.name == "gradients":
+        return f"there are no gradients: {describe_detail(shown.detail)}"
+    if cause is None:
+        return f"{wrong} of {count} gradients are wrong: {describe_finding(shown)}"
+    named = GRADIENT_MISTAKES.get(cause.mistake, "").format(paths=" and ".join(cause.paths))
+    first = join_names(cause.entries, MOST_ENTRIES)
+    told = f"{wrong} of {count} gradients are wrong, on the way back first {first}"
+    return f"{named}{'; ' * bool(named)}{told}; {describe_finding(shown)}"
+
+
+def join_names(names: Sequence[str], most: int) -> str:
+    """List the first names, and say how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def describe_case(case: ModelCase) -> str:
@@ -122,17 +183,18 @@ def describe_cause(cause: PortCause) -> str:
     where = f" (first wrong in {cause.step})" if cause.step else ""
     if not cause.mistakes:
         shown = cause.observations[0].finding
-        narrow = (
-            f"; errors are roundings to 16 bits, as large as those of arithmetic in {cause.narrow}"
-            if cause.narrow
-            else ""
-        )
-        return f"no known mistake explains it{where}{narrow}; {describe_finding(shown)}"
+        narrow = f"; errors are roundings to 16 bits, as large as those of arithmetic in {' or '.join(cause.narrow)}"
+        settings = join_names([f"{key}={value!r}" for key, value in cause.settings], MOST_ENTRIES)
+        only = f"; it fails in configs with {settings} alone"
+        told = f"no known mistake explains it{where}{narrow * bool(cause.narrow)}{only * bool(settings)}"
+        return f"{told}; {describe_finding(shown)}"
     told = "; and ".join(map(describe_mistake, cause.mistakes))
     rivals = [describe_mistake(one) for one in cause.alternatives[:2]]
     other = f"; or {'; or '.join(rivals)}" if rivals else ""
     against = f", {cause.against} speak against it" if cause.against else ""
-    return f"{told}{other}{where}; explains {len(cause.observations)} of {cause.failing} failing cases{against}"
+    beside = f", and {describe_beside(len(cause.beside))}" if cause.beside else ""
+    explained = f"explains {len(cause.observations)} of {cause.failing} failing cases"
+    return f"{told}{other}{where}; {explained}{against}{beside}"
 
 
 def describe_verdict(report: ModelReport) -> str:
@@ -189,6 +251,14 @@ def model_content(report: ModelReport) -> Content:
     }
 
 
+STATEMENTS = {
+    CONTRACT.id: "build takes a config and a state dict, and its function returns an array of the model's dtype and "
+    "shape for every call.",
+    "ATT-12": "The gradients of all entries of the state dict are those of the definition.",
+}
+"""What rules say of a port of a model, where they speak of one operation elsewhere."""
+
+
 def violation_content(violation: ModelViolation, cause: int) -> Content:
     rule, finding = EVERY_RULE[violation.rule], violation.finding
     is_value = finding.kind == "value" and bool(finding.index)
@@ -196,7 +266,7 @@ def violation_content(violation: ModelViolation, cause: int) -> Content:
     return {
         "rule": rule.id,
         "title": rule.title,
-        "statement": rule.statement,
+        "statement": STATEMENTS.get(rule.id, rule.statement),
         "level": violation.level,
         "probe": violation.probe,
         "kind": finding.kind,
@@ -232,6 +302,7 @@ def cause_content(violation: ModelViolation, content: Content) -> Content:
             "failing": cause.failing,
             "passing": cause.passing - cause.against,
         }
+        mistake |= {"beside": len(cause.beside)} if cause.beside else {}
         mistake["alternatives"] = [mistake_content(one) for one in cause.alternatives]
     numbers = violation.finding.kind == "value"
     return {

@@ -131,7 +131,8 @@ def worst_of(rule: Content, alike: bool = False) -> Text:
 
 def subject_table(subject: Content) -> Table:
     """Return a table of rules with cases, error ratio and verdict; all that a failed check left untried in one row."""
-    dtypes = FLOATING if subject["declaration"] is None else subject["declaration"]["dtypes"]
+    said = subject["declaration"] or subject.get("model") or {"dtypes": FLOATING}
+    dtypes = said["dtypes"]
     wide = [dtype for dtype in dtypes if dtype not in HALF]
     alike = len(wide) in (0, len(dtypes))
     title = RATIOS + describe_ratio_dtypes(dtypes, wide)

@@ -16,12 +16,13 @@ from conformance.ports.cases import Calls
 from conformance.ports.checkpoints import draw_checkpoint
 from conformance.ports.configs import list_configs
 from conformance.ports.report import ModelReport
-from conformance.reports.blocks import rows
+from conformance.reports.blocks import EVERYWHERE, draw_model, rows
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.ports import describe_scope, model_content
-from conformance.selftest.ports import bert_numpy, gpt2_torch, llama_numpy
+from conformance.reports.tables import subject_table
+from conformance.selftest.ports import bert_numpy, gpt2_numpy, gpt2_torch, llama_numpy
 from conformance.selftest.ports.faults import FAULTS
 from reference_numpy.models import MODELS
 from specification.dialects import DIALECTS
@@ -118,6 +119,54 @@ def test_gradients_go_through_tensors_that_build_is_given() -> None:
     assert report.rules["ATT-12"].cases
     (violation,) = judge(frozen, "gpt2", arrays="torch", gradients=True).violations
     assert (violation.rule, violation.step) == ("ATT-12", "blocks.1.feed_forward")
+    assert violation.diagnosis == ("gradient.detached",)
+    assert "no gradient reaches blocks.1.feed_forward.inner.weight" in violation.message
+
+
+def detach_keys(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+    return gpt2_function(config, entries, lambda query, key, value: (query, key.detach(), value))
+
+
+def detach_head(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+    head = entries.get("lm_head.weight", entries["transformer.wte.weight"].detach())
+    return gpt2_function(config, entries | {"lm_head.weight": head})
+
+
+@pytest.mark.parametrize(
+    ("build", "step", "diagnosis", "words"),
+    [
+        (detach_keys, "blocks.1.self_attention", "gradient.detached", "reaches blocks.1.self_attention.key.weight;"),
+        (detach_head, "output", "gradient.part-missing", "lacks what comes from output.weight;"),
+    ],
+)
+def test_a_wrong_gradient_is_placed_where_the_way_back_meets_it_first(
+    build: Build, step: str, diagnosis: str, words: str
+) -> None:
+    (violation,) = judge(build, "gpt2", arrays="torch", gradients=True).violations
+    assert (violation.rule, violation.step, violation.diagnosis) == ("ATT-12", step, (diagnosis,))
+    assert words in violation.message
+
+
+def test_a_build_that_copies_the_entries_has_no_wrong_gradients() -> None:
+    """As load_state_dict does: it cannot be judged so, and the report says what to do."""
+
+    def build(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+        return gpt2_function(config, {name: tensor.detach().clone() for name, tensor in entries.items()})
+
+    report = judge(build, "gpt2", arrays="torch", gradients=True)
+    (violation,) = report.violations
+    assert violation.rule == "CALL"
+    assert "torch.func.functional_call" in violation.message
+    assert "ATT-12" not in report.rules
+
+
+def test_a_wrong_forward_pass_has_no_verdict_on_gradients() -> None:
+    def build(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+        return gpt2_function(config | {"activation_function": "gelu"}, entries)  # right in the second config alone
+
+    report = judge(build, "gpt2", arrays="torch", gradients=True)
+    assert {violation.rule for violation in report.violations} == {"FFN-1"}
+    assert "gradients are not judged until the forward pass is right" in report.left_out
 
 
 WORDS = "embeddings.word_embeddings.weight"
@@ -147,7 +196,10 @@ def test_a_gradient_that_is_missing_or_misshapen_is_told_as_that(change: Callabl
     assert words in violation.message
 
 
-def gpt2_function(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+def gpt2_function(
+    config: dict[str, Any], entries: dict[str, Any], change: Callable[..., Any] = lambda *heads: heads
+) -> Any:
+    """A GPT-2 in functions of torch. change: of queries, keys and values."""
     F = pytest.importorskip("torch").nn.functional
     activate = {"gelu": F.gelu, "gelu_new": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu}
 
@@ -165,7 +217,7 @@ def gpt2_function(config: dict[str, Any], entries: dict[str, Any]) -> Any:
             name = f"transformer.h.{i}"
             parts = linear(f"{name}.attn.c_attn", norm(f"{name}.ln_1", x)).chunk(3, -1)
             heads = (part.unflatten(-1, (config["n_head"], -1)).transpose(1, 2) for part in parts)
-            attended = F.scaled_dot_product_attention(*heads, is_causal=True)
+            attended = F.scaled_dot_product_attention(*change(*heads), is_causal=True)
             x = x + linear(f"{name}.attn.c_proj", attended.transpose(1, 2).flatten(2))
             hidden = activate[config["activation_function"]](linear(f"{name}.mlp.c_fc", norm(f"{name}.ln_2", x)))
             x = x + linear(f"{name}.mlp.c_proj", hidden)
@@ -315,7 +367,8 @@ def sleeps(config: Any, state_dict: Any) -> Any:
 
 
 BAD: dict[str, tuple[Build, str]] = {
-    "raises": (raises, "build raised KeyError: 'encoder.layer.0.attention.self.q.weight'"),
+    "raises": (raises, "; the state dict has encoder.layer.0.attention.self.query.weight, "),
+    "key": (lambda config, state_dict: config["heads"], "; the config has "),
     "nothing": (returns_nothing, "build returned nothing, expected a function"),
     "ignores": (ignores, "do not depend on the state dict"),
     "changes": (changes, "build changed the state dict: embeddings.LayerNorm.weight"),
@@ -347,8 +400,6 @@ def test_a_port_that_takes_minutes_is_ended() -> None:
 
 
 def test_hidden_states_in_the_place_of_logits_are_told() -> None:
-    from conformance.selftest.ports import gpt2_numpy
-
     def build(config: Any, state_dict: Any) -> Any:
         model = gpt2_numpy.build(config, state_dict)
         return lambda tokens, key_padding=None: model(tokens, key_padding)[..., : config["n_embd"]]
@@ -424,7 +475,6 @@ def test_a_scope_in_words(scope: tuple[str, ...], words: str) -> None:
 
 def test_causes_explain_at_most_the_cases_that_failed() -> None:
     """The second cause is looked for among more cases than the first."""
-    from conformance.selftest.ports import gpt2_numpy
 
     def build(config: Any, state_dict: Any) -> Any:  # always tied, and with one activation
         tied = {name: array for name, array in state_dict.items() if name != "lm_head.weight"}
@@ -453,7 +503,46 @@ def test_numbers_without_a_known_mistake_are_shown_with_what_they_are_like() -> 
     content = model_content(judge(build))
     shown = dict(rows(content["causes"][0]))
     assert "no known mistake explains it" in shown["found"]
-    assert "arithmetic in float16" in shown["found"]
+    assert "arithmetic in float16 or bfloat16" in shown["found"]
+
+
+def test_an_option_that_all_failing_configs_share_is_told() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        if not config["tie_word_embeddings"]:
+            return gpt2_numpy.build(config, state_dict)
+        head = np.sin(7 * state_dict["transformer.wte.weight"]).astype(np.float32)
+        return gpt2_numpy.build(config | {"tie_word_embeddings": False}, state_dict | {"lm_head.weight": head})
+
+    (violation,) = judge(build, "gpt2", effort="default").violations
+    assert "it fails in configs with tie_word_embeddings=True alone;" in violation.message
+
+
+def test_an_error_that_names_sizes_is_one_of_the_config() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        def model(tokens: np.ndarray, **_: Any) -> Any:
+            raise ValueError(f"cannot reshape {tokens.shape}")
+
+        return right(config, state_dict) if config["hidden_act"] == "gelu" else model
+
+    messages = [violation.message for violation in judge(build).violations]
+    assert len(messages) == 1
+    assert "one of these, fix that alone: --set hidden_act=gelu" in messages[0]
+
+
+def test_the_first_wrong_sublayer_is_marked_once() -> None:
+    """Where a norm in every line hides the first one, the table says the same as the cause."""
+    sublayers = [{"name": name, "ratio": 9.0} for name in ("", "blocks.0.attention", "blocks.0.feed_forward")]
+    content: Any = {"model": {"sublayers": sublayers}, "violations": [{"step": "blocks.0.attention"}]}
+    lines = draw_model(content)
+    assert [line.partition("<- ")[2] for line in lines[1:4]] == ["wrong", "the first that is wrong", "wrong"]
+    assert lines[4] == EVERYWHERE
+    content["violations"] = [{"step": "output"}]
+    assert "the first that is wrong" in draw_model(content)[1]
+
+
+def test_a_report_says_in_which_dtypes_the_port_is_judged() -> None:
+    title = subject_table(model_content(judge(returns_nothing))).title
+    assert str(title).endswith("in float32")
 
 
 def test_a_port_in_a_process_of_its_own_may_end_it(tmp_path: Path) -> None:
@@ -462,13 +551,13 @@ def test_a_port_in_a_process_of_its_own_may_end_it(tmp_path: Path) -> None:
         "import os\ndef build(config, state_dict):\n    return lambda tokens, key_padding=None: os._exit(3)\n"
     )
     report = judge(f"{file}:build")
-    assert [violation.message for violation in report.violations] == ["its process ended with exit code 3, plain"]
+    assert [violation.message for violation in report.violations] == ["its process ended with exit code 3"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dialect": None}, "dialect"),
+        ({"dialect": None}, "a model needs a dialect"),
         ({"dialect": "bart"}, "did you mean"),
         ({"checkpoint": "nowhere"}, "must be a folder"),
         ({"set": {"hidden_act": "mish"}}, "mish"),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from conformance.ports.cases import Calls, ModelCase, sharpen_attention, shrink_stream
 from conformance.ports.checkpoints import draw_checkpoint
+from conformance.ports.computation import Computation, Step
 from conformance.ports.configs import list_configs
-from conformance.ports.diagnosis import find_causes
+from conformance.ports.diagnosis import explain_empty_rows, find_causes, find_narrow
+from conformance.ports.mistakes.attention import EMPTY_ROWS, round_rotation
 from conformance.ports.mistakes.catalogue import STEP_MISTAKES, list_mistakes
-from conformance.ports.mistakes.mistake import ModelMistake
+from conformance.ports.mistakes.mistake import ModelMistake, StepChange, change_argument, change_fields
+from conformance.ports.noise import noise_bound
 from conformance.ports.observation import Observation
 from conformance.ports.subject import Answer
 
@@ -20,8 +24,6 @@ MODELS = ("bert", "gpt2", "llama", "gemma2", "gpt_neox", "t5", "vit")
 
 
 def list_model_cases(dialect: str, number: int = 0) -> list[ModelCase]:
-    from dataclasses import replace
-
     checkpoint = draw_checkpoint(dialect, list_configs(dialect)[number], np.random.default_rng(number))
     cases = [*Calls(checkpoint, None, np.random.default_rng(1)).list_cases()]
     changed = [replace(cases[0], checkpoint=change(checkpoint)) for change in (shrink_stream, sharpen_attention)]
@@ -45,22 +47,26 @@ PLANTED = {
     "llama": ("attention.rotary-interleaved", "attention.heads-tiled", "attention.rotary-base-500000",
               "network.gate-swapped", "attention.rotary-mixed", "norm.rms-norm-plus-one",
               "attention.key-in-halves", "attention.columns-halved-for-pairs", "attention.key-paired-as-one",
-              "attention.rotary-model-width"),
-    "gemma2": ("norm.weight-itself", "embedding.scale", "attention.no-window", "layers.shifted",
-               "norm.swapped-self-attention-norm-self-attention-output-norm"),
+              "attention.rotary-model-width", "attention.rotary-exponent", "attention.softcap-50", "output.softcap-30"),
+    "gemma2": ("norm.weight-itself", "embedding.not-scaled", "embedding.scale-in-bfloat16", "attention.no-window",
+               "layers.shifted", "norm.swapped-self-attention-norm-self-attention-output-norm", "output.multiplied",
+               "residual.attention-norm-of-sum"),
     "gpt_neox": ("order.pre", "attention.rotary-whole"),
     "t5": ("relative.one-sided", "padding.memory-ignored", "output.not-scaled"),
     "vit": ("class-token.last", "patches.channel-last"),
 }  # fmt: skip
+CAPPED = ("attention.softcap-of-masked", "attention.softcap-unscaled")
+"""Of Gemma 2 with so small a cap that it shows: the second config's."""
 NOTHING = ModelMistake("nothing", "TRF-1", "nothing is wrong", lambda computation: computation)
-PAIRS = [(dialect, name) for dialect, names in PLANTED.items() for name in names]
+PAIRS = [(dialect, name, 0) for dialect, names in PLANTED.items() for name in names]
+PAIRS += [("gemma2", name, 1) for name in CAPPED]
 
 
-@pytest.mark.parametrize(("dialect", "name"), PAIRS)
+@pytest.mark.parametrize(("dialect", "name", "number"), PAIRS)
 @pytest.mark.slow_where("t5")
 @pytest.mark.slow_where("gemma2", unless="window")
-def test_a_planted_mistake_is_named(dialect: str, name: str) -> None:
-    cases = list_model_cases(dialect)
+def test_a_planted_mistake_is_named(dialect: str, name: str, number: int) -> None:
+    cases = list_model_cases(dialect, number)
     mistake = next(one for case in cases for one in list_mistakes(case.computation) if one.id == name)
     causes, _ = find_causes(observe(mistake, cases), lambda more: observe(mistake, more))
     assert [one.id for one in causes[0].mistakes] == [name]
@@ -100,19 +106,107 @@ def last_block(dialect: str) -> tuple[str, ...]:
 
 def test_what_no_mistake_explains_has_a_place() -> None:
     """Scores of the second block are off by a hundredth, which nobody has a name for."""
-    from conformance.ports.computation import Step
-    from conformance.ports.mistakes.mistake import change_fields
-
-    def rewrite(step: Step) -> Step:
-        if step.kind == "attend" and "blocks.1." in step.name:
-            return change_fields(5, scale=1.01 * 8**-0.5)(step)
-        return step
-
-    strange = ModelMistake("strange", "TRF-1", "strange", lambda c: c.rewrite(rewrite))
+    strange = rewrite_steps("attend", "blocks.1.", change_fields(5, scale=1.01 * 8**-0.5))
     cases = list_model_cases("bert")
     causes, isolated = find_causes(observe(strange, cases), lambda more: observe(strange, more))
-    assert [(cause.step, cause.mistakes, cause.narrow) for cause in causes] == [("blocks.1.attention", (), "")]
+    assert [(cause.step, cause.mistakes, cause.narrow) for cause in causes] == [("blocks.1.attention", (), ())]
     assert {one.case.sublayer for one in isolated if one.failed} == {"blocks.1.attention"}
+
+
+def rewrite_steps(kind: str, scope: str, change: Callable[[Step], Step]) -> ModelMistake:
+    """A mistake that nobody has a name for."""
+    return ModelMistake(
+        "strange",
+        "TRF-1",
+        "strange",
+        lambda c: c.rewrite(lambda step: change(step) if step.kind == kind and scope in step.name else step),
+    )
+
+
+def test_kinds_of_layers_are_those_of_each_config() -> None:
+    """Windows differ from config to config: one mistake explains all, and no other is needed."""
+
+    def shift(computation: Computation) -> Computation:
+        layers = computation.configuration.attention_layers
+        return computation.change(configuration=replace(computation.configuration, attention_layers=layers[::-1]))
+
+    swapped = ModelMistake("swapped", "TRF-1", "swapped", shift)
+    observations = observe(swapped, [*list_model_cases("gemma2")[:3], *list_model_cases("gemma2", 1)[:3]])
+    causes, _ = find_causes(observations, lambda more: observe(swapped, more))
+    assert [[one.id for one in cause.mistakes] for cause in causes] == [["layers.shifted"]]
+    assert len(causes[0].observations) == causes[0].failing == sum(one.failed for one in observations)
+
+
+def test_a_mistake_that_explains_little_stands_before_no_larger_one() -> None:
+    """Logits three times as large have no name; with little in the stream they look like those of another norm."""
+    strange = rewrite_steps("linear", "output", lambda step: step.argument(1, 3 * step.arguments[1]))
+    cases = list_model_cases("gemma2")
+    causes, _ = find_causes(observe(strange, cases), lambda more: observe(strange, more))
+    assert [(cause.mistakes, len(cause.observations)) for cause in causes] == [((), causes[0].failing)]
+
+
+def test_a_few_cases_in_a_known_cause_s_sublayer_are_joined_to_it() -> None:
+    """Keys and values have changed places, and their biases have not, which only one config has."""
+
+    def swap(step: Step) -> Step:
+        p = step.arguments[0]
+        key, value = (getattr(p, name)._replace(weight=getattr(p, other).weight)
+                      for name, other in (("key", "value"), ("value", "key")))  # fmt: skip
+        return step.argument(0, p._replace(key=key, value=value))
+
+    strange = rewrite_steps("attend", "blocks.1.", swap)
+    cases = [*list_model_cases("llama"), *list_model_cases("llama", 2)[:2]]
+    causes, _ = find_causes(observe(strange, cases), lambda more: observe(strange, more))
+    assert [[one.id for one in cause.mistakes] for cause in causes] == [["attention.key-value-swapped"]]
+    assert len(causes[0].beside) == 2
+    assert len(causes[0].observations) + 2 == causes[0].failing
+
+
+def test_nan_of_rows_without_keys_is_named() -> None:
+    mistake = EMPTY_ROWS.limit_to(())
+    observations = observe(mistake, list_model_cases("llama"))
+    cause = explain_empty_rows(observations)
+    assert cause is not None
+    assert (cause.step, [one.case.probe for one in cause.observations]) == (
+        "blocks.0.self_attention", ["padding at the left"])  # fmt: skip
+    case, answer = cause.observations[0].case, np.asarray(cause.observations[0].answer.result)
+    everywhere = Observation(case, Answer(answer * np.nan))
+    assert explain_empty_rows([everywhere]) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "step", "name"),
+    [
+        ("attend", round_rotation("float32"), "blocks.0.self_attention", ["attention.rotary-in-float32"]),
+        ("transform", change_argument(1, lambda x: x * (1 + 1e-9)), "blocks.0.feed_forward", []),
+    ],
+)
+def test_rotation_in_float32_is_named_in_float64(kind: str, change: StepChange, step: str, name: list[str]) -> None:
+    """And no other error is that is as small."""
+    strange = rewrite_steps(kind, "", change)
+
+    def ask(cases: Sequence[ModelCase]) -> list[Observation]:
+        cases = [replace(case, dtype="float64") for case in cases]
+        return [Observation(case, Answer(np.asarray(strange.apply(case.computation).run()))) for case in cases]
+
+    (cause,), _ = find_causes(ask(list_model_cases("llama")[:3]), ask)
+    assert (cause.step, [one.id for one in cause.mistakes]) == (step, name)
+
+
+@pytest.mark.parametrize(("dtype", "names"), [("float16", ("float16", "bfloat16")), ("bfloat16", ("bfloat16",))])
+def test_roundings_too_large_for_float16_are_those_of_bfloat16(dtype: str, names: tuple[str, ...]) -> None:
+    generator = np.random.default_rng(0)
+
+    def round_at_random(cases: Sequence[ModelCase]) -> list[Observation]:
+        found = []
+        for case in cases:
+            right, bound = noise_bound(case.computation, dtype, runs=16)
+            error = bound / 2 * generator.uniform(-1, 1, right.shape)
+            found.append(Observation(case, Answer((right + error).astype(np.float32))))
+        return found
+
+    (shown,) = round_at_random(list_model_cases("bert")[:1])
+    assert find_narrow(shown, round_at_random) == names
 
 
 def test_every_id_is_one_mistake() -> None:

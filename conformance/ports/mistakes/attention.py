@@ -15,7 +15,7 @@ from conformance.mistakes.rotary import kept_share
 from conformance.ports.computation import Step, copy_functions
 from conformance.ports.mistakes.mistake import StepChange, StepMistake, Topic, change_fields, replace_function
 from reference_numpy import blocks, materialize
-from reference_numpy.attention_steps import attention_scores, repeat_heads, softmax
+from reference_numpy.attention_steps import attention_scores, repeat_heads, resolve_scale, softmax
 from reference_numpy.multi_head_attention import join_heads
 from specification.configuration import AttentionLayer
 from specification.frequencies import attention_factor
@@ -118,8 +118,13 @@ def attend_with(**functions: Any) -> StepChange:
     return replace_function(copy_functions(functions, blocks)["attend"])
 
 
-def attend_otherwise(weigh: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> StepChange:
-    """Make weights another way. weigh: from scores and allowed pairs to weights."""
+def attend_otherwise(
+    weigh: Callable[[np.ndarray, np.ndarray], np.ndarray], score: Callable[..., np.ndarray] = attention_scores
+) -> StepChange:
+    """Make weights another way.
+
+    weigh: from scores and allowed pairs to weights. score: from queries, keys and pairs to the scores of these.
+    """
 
     def attention(
         query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None, bias: Any = None, scale: Any = None,
@@ -128,8 +133,8 @@ def attend_otherwise(weigh: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> S
         B, H, Q, _ = query.shape
         key, value = repeat_heads(key, H), repeat_heads(value, H)
         allowed = np.broadcast_to(materialize(mask, Q, key.shape[2], batch=B, heads=H), (B, H, Q, key.shape[2]))
-        every = np.ones_like(allowed)
-        scores = attention_scores(query, key, every, bias=bias, scale=scale, softcap=softcap)
+        pairs = np.ones_like(allowed) if score is attention_scores else allowed
+        scores = score(query, key, pairs, bias=bias, scale=scale, softcap=softcap)
         return weigh(scores, allowed) @ value
 
     return attend_with(attention=attention)
@@ -148,6 +153,37 @@ def mask_weights(scores: np.ndarray, allowed: np.ndarray) -> Any:
 def multiply_mask(scores: np.ndarray, allowed: np.ndarray) -> Any:
     weights, _ = softmax(np.where(allowed, scores, 0), np.ones_like(allowed))
     return weights
+
+
+def weigh_by_scores(scores: np.ndarray, allowed: np.ndarray) -> Any:
+    """The softmax of scores that are -inf for forbidden pairs: NaN in a row of them."""
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def fill_scores(query: np.ndarray, key: np.ndarray, allowed: np.ndarray, **options: Any) -> Any:
+    return np.where(allowed, attention_scores(query, key, np.ones_like(allowed), **options), -np.inf)
+
+
+def cap_masked(
+    query: np.ndarray, key: np.ndarray, allowed: np.ndarray, *, softcap: float | None, **options: Any
+) -> Any:
+    """Scores are capped after forbidden ones are -inf."""
+    scores = fill_scores(query, key, allowed, softcap=None, **options)
+    return scores if softcap is None else softcap * np.tanh(scores / softcap)
+
+
+def cap_before_scale(
+    query: np.ndarray, key: np.ndarray, allowed: np.ndarray, *, bias: Any, scale: Any, softcap: float | None
+) -> Any:
+    factor = resolve_scale(scale, query.shape[-1])
+    scores = factor * attention_scores(query, key, np.ones_like(allowed), bias=None, scale=1.0, softcap=softcap)
+    return np.where(allowed, scores if bias is None else scores + bias, -np.inf)
+
+
+def join_unturned(heads: np.ndarray) -> Any:
+    """Read [B, H, T, D] as [B, T, H D], without changing the places of H and T."""
+    return heads.reshape(len(heads), heads.shape[2], -1)
 
 
 def turn_with_wrong_sign(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
@@ -257,6 +293,12 @@ def take_frequencies_of_model(step: Step) -> Step:
     model_width = join_heads(step.arguments[PARAMETERS].query).weight.shape[0]
     base = layer.rotary.base ** ((layer.rotary.width or head_width(step)) / model_width)
     return change_rotary(base=float(base))(step)
+
+
+def take_half_exponents(step: Step) -> Step:
+    """Frequencies are base ** (-i / D), in place of -2i / D: those of the root of the base."""
+    rotary = complete(step).arguments[LAYER].rotary
+    return step if rotary is None else change_rotary(base=float(rotary.base) ** 0.5)(step)
 
 
 def rotate_share(share: float) -> StepChange:
@@ -480,6 +522,7 @@ def project(name: str, says: str, change: Projections, rule: str = "") -> StepMi
     return TOPIC.entry(name, says, change_projections(change), rule)
 
 
+NOT_TURNED = attend_with(concatenate_heads=join_unturned)
 MASKED = (
     (
         "padding-inverted",
@@ -515,7 +558,16 @@ MASKED = (
     ),
 )
 """Masks of other pairs: name, sentence, change, rule."""
+CAPS = (50.0, 30.0)
+"""Those of Gemma 2 and Grok."""
 entry = TOPIC.entry
+EMPTY_ROWS = entry(
+    "empty-rows-spread",
+    "a row whose keys are all masked is NaN, and as a key makes others NaN: mask by a large finite number, or clear it",
+    attend_otherwise(weigh_by_scores, fill_scores),
+    "ATT-6",
+)
+"""What a softmax over -inf alone comes to."""
 ALL = ("query", "key", "value", "output")
 MISTAKES = (
     entry("scale-none", "scores are not scaled", change_scale(0.0), "ATT-1"),
@@ -525,6 +577,20 @@ MISTAKES = (
     entry("scale-share", "scores are divided by sqrt(E / H), where heads have another width", scale_by_share, "ATT-1"),
     entry("scale-twice", "the scale of scores is applied twice", scale_twice, "ATT-1"),
     entry("no-softcap", "the softcap of scores is left out", change_fields(5, softcap=None), "ATT-2"),
+    entry(
+        "softcap-of-masked", "the softcap comes after the mask", attend_otherwise(weigh_by_scores, cap_masked), "ATT-2"
+    ),
+    entry(
+        "softcap-unscaled",
+        "the softcap comes before the scale",
+        attend_otherwise(weigh_by_scores, cap_before_scale),
+        "ATT-2",
+    ),
+    *(
+        entry(f"softcap-{cap:g}", f"scores are capped at {cap:g}", change_fields(5, softcap=cap), "ATT-2")
+        for cap in CAPS
+    ),
+    EMPTY_ROWS,
     entry("padding-ignored", "padding is not masked", change_mask(lambda m: drop_masks(m, KeyPadding)), "MASK-2"),
     *(
         entry(name, says, filled, rule)
@@ -550,6 +616,7 @@ MISTAKES = (
         for base in BASES
     ),
     entry("rotary-model-width", "rotary frequencies are those of width E", take_frequencies_of_model, "POS-3"),
+    entry("rotary-exponent", "rotary exponents are i / D, in place of 2i / D", take_half_exponents, "POS-3"),
     entry("rotary-halves", "rotation pairs the two halves of a head", change_rotary(pairing="halves"), "POS-3"),
     entry("rotary-interleaved", "rotation pairs neighbours", change_rotary(pairing="interleaved"), "POS-3"),
     entry("rotary-not-scaled", "the scaling of rotary frequencies is ignored", change_rotary(scaling=None), "POS-4"),
@@ -596,6 +663,10 @@ MISTAKES = (
     project("values-are-keys", "values are the keys", permute_projections("query", "key", "key")),
     project("keys-are-queries", "keys are the queries", permute_projections("query", "query", "value")),
     project("heads-tiled", "query head h reads key head h % G", tile_heads, "ATT-7"),
+    *(
+        entry("heads-not-turned", "the results of heads are joined before heads and positions change places", change)
+        for change in (NOT_TURNED, fill_by_means(NOT_TURNED))  # what rows without keys give reaches others
+    ),
     project("heads-merged", "the results of heads are joined as [D, H]", merge_otherwise),
     *(
         project(name, says, permute_columns(query, key), "POS-3")

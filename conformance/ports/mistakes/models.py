@@ -18,7 +18,7 @@ from conformance.ports.mistakes.mistake import (
     list_stacks,
     replace_stack,
 )
-from specification.configuration import CHOICES
+from specification.configuration import CHOICES, AttentionLayer
 from specification.masks import Causal, Dense
 from specification.parameters import LanguageModel, Transformer, mapped
 
@@ -41,8 +41,22 @@ NORM_SWAPS = (
 """Norms of a block that are read for one another, as their names in a checkpoint suggest."""
 
 
+Layers = tuple[AttentionLayer, ...]
+
+
 def configure(id: str, rule: str, says: str, **fields: Any) -> ModelMistake:
     return ModelMistake(id, rule, says, lambda c: c.change(configuration=replace(c.configuration, **fields)))
+
+
+def change_layers(id: str, rule: str, says: str, change: Callable[[Layers], Layers]) -> ModelMistake:
+    """Make other layers of those that a model has: windows and rotations differ from config to config."""
+
+    def changed(computation: Computation) -> Computation:
+        configuration = computation.configuration
+        layers = change(configuration.attention_layers)
+        return computation.change(configuration=replace(configuration, attention_layers=layers))
+
+    return ModelMistake(id, rule, says, changed)
 
 
 def change_blocks(id: str, says: str, change: Callable[[list[Any]], list[Any]]) -> ModelMistake:
@@ -65,7 +79,7 @@ def list_configured(computation: Computation) -> Iterator[ModelMistake]:
         other = "doubled" if configuration.positions == "sinusoidal" else "sinusoidal"
         yield configure("positions.exponent", "POS-1", "the exponent of positions is another", positions=other)
     if isinstance(p, LanguageModel | Transformer):
-        yield configure("output.scaled", "TRF-1", "the output layer's input is scaled", scaled_output=True)
+        yield configure("output.scaled", "TRF-1", "the output layer's input is divided by sqrt(E)", scaled_output=True)
     yield from list_layer_kinds(computation)
 
 
@@ -74,19 +88,34 @@ def list_layer_kinds(computation: Computation) -> Iterator[ModelMistake]:
     layers = computation.configuration.attention_layers
     if len(layers) < 2:
         return
-    shifted = (*layers[1:], layers[0])
-    yield configure("layers.shifted", "MASK-4", "the kinds of layers are shifted by one", attention_layers=shifted)
+    yield change_layers("layers.shifted", "MASK-4", "the kinds of layers are shifted by one", shift_layers)
     rules = {"window": "MASK-4", "rotary": "POS-3"}
     for name, rule in rules.items():
-        moved = tuple(replace(one, **{name: getattr(other, name)}) for one, other in zip(layers, shifted, strict=True))
         says = f"the {name}s of layers are shifted by one"
-        yield configure(f"layers.{name}-shifted", rule, says, attention_layers=moved)
-        values = dict.fromkeys(getattr(layer, name) for layer in layers)
+        yield change_layers(f"layers.{name}-shifted", rule, says, partial(shift_field, name))
         # That no layer has one is a mistake of attention.
-        for i, value in enumerate(value for value in values if value is not None):
-            alike = tuple(replace(layer, **{name: value}) for layer in layers)
+        for i in range(len(list_values(name, layers))):
             says = f"all layers have the {name} of one kind"
-            yield configure(f"layers.one-{name}-{i}", rule, says, attention_layers=alike)
+            yield change_layers(f"layers.one-{name}-{i}", rule, says, partial(share_field, name, i))
+
+
+def shift_layers(layers: Layers) -> Layers:
+    return (*layers[1:], layers[0])
+
+
+def shift_field(name: str, layers: Layers) -> Layers:
+    pairs = zip(layers, shift_layers(layers), strict=True)
+    return tuple(replace(one, **{name: getattr(other, name)}) for one, other in pairs)
+
+
+def list_values(name: str, layers: Layers) -> list[Any]:
+    """The values of a field that some layer has, without None."""
+    return [value for value in dict.fromkeys(getattr(layer, name) for layer in layers) if value is not None]
+
+
+def share_field(name: str, number: int, layers: Layers) -> Layers:
+    value = list_values(name, layers)[number]
+    return tuple(replace(layer, **{name: value}) for layer in layers)
 
 
 def list_block_orders(computation: Computation) -> Iterator[ModelMistake]:
@@ -213,6 +242,31 @@ def take_from_block(computation: Computation) -> Computation:
         return step.argument(0, inputs[block])
 
     return computation.rewrite(rewrite)
+
+
+def normalize_sum(*parts: str) -> Callable[[Computation], Computation]:
+    """The norm after these sublayers is one of the sum with the residual connection."""
+    names = tuple(f"{part}_output_norm" for part in parts)
+
+    def change(computation: Computation) -> Computation:
+        held: list[Callable[[np.ndarray], Any]] = []
+
+        def rewrite(step: Step) -> Step:
+            if step.kind == "normalize" and step.name.endswith(names):
+
+                def leave(norm: Any, output: np.ndarray, configuration: Any) -> Any:
+                    held[:] = [lambda x: step.function(norm, x, configuration)]
+                    return output
+
+                return step._replace(function=leave)
+            if step.kind != "add" or not held:
+                return step
+            normalize = held.pop()
+            return step._replace(function=lambda x, y: normalize(step.function(x, y)))
+
+        return computation.rewrite(rewrite)
+
+    return change
 
 
 # --- decoding with a cache --------------------------------------------------------------------------------------------
@@ -433,6 +487,14 @@ MISTAKES = (
     ),
     ModelMistake(
         "residual.from-block", "BLK-1", "the residual connection comes from the block's input", take_from_block
+    ),
+    *(
+        ModelMistake(f"residual.{name}norm-of-sum", "BLK-1", f"the norm after {says} is one of the sum", change)
+        for name, says, change in (
+            ("", "a sublayer", normalize_sum("attention", "feed_forward")),
+            ("attention-", "the attention", normalize_sum("attention")),
+            ("network-", "the feed-forward network", normalize_sum("feed_forward")),
+        )
     ),
     ModelMistake("token-types.ignored", "EMB-1", "token types are ignored", drop_options("token_types")),
     ModelMistake("token-types.left-out", "EMB-1", "the table of token types is left out", drop_token_types),

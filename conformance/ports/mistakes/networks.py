@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.case import numpy_dtype
 from conformance.ports.computation import Step
 from conformance.ports.mistakes.mistake import (
     StepChange,
@@ -141,11 +142,24 @@ SUMS = (
 TABLE = Topic("embedding", "EMB-1", ("embedding",))
 POSITIONS = Topic("positions", "POS-2", ("learned_positions", "sinusoidal_positions"))
 RELATIVE = Topic("relative", "POS-6", ("relative_position_bias",))
+OUTPUT = Topic("output", "TRF-1", ("linear",))
 PATCHES, PREPEND = Topic("patches", "TRF-1", ("patches",)), Topic("class-token", "TRF-1", ("prepend",))
 
 
-def toggle_scale(step: Step) -> Step:
-    return step._replace(keywords=step.keywords | {"scaled": not step.keywords.get("scaled", False)})
+def round_factor(dtype: str) -> StepChange:
+    """The factor sqrt(E) of embeddings is rounded to 16 bits."""
+
+    def change(step: Step) -> Step:
+        if not step.keywords.get("scaled"):
+            return step
+        factor = float(np.sqrt(step.arguments[0].shape[1]).astype(numpy_dtype(dtype)))
+        return step._replace(function=lambda table, ids, **_: table[ids] * factor)
+
+    return change
+
+
+def change_result(change: Callable[[np.ndarray], Any]) -> StepChange:
+    return lambda step: step._replace(function=lambda *a, **k: change(step.function(*a, **k)))
 
 
 def move_positions(offset: int) -> StepChange:
@@ -159,18 +173,6 @@ def move_positions(offset: int) -> StepChange:
         return step._replace(function=lambda *_, **__: table[rows])
 
     return change
-
-
-def reverse_positions(step: Step) -> Step:
-    return step._replace(function=lambda *a, **k: step.function(*a, **k)[::-1])
-
-
-def drop_positions(step: Step) -> Step:
-    return step._replace(function=lambda *a, **k: 0 * step.function(*a, **k))
-
-
-def mirror(step: Step) -> Step:
-    return step._replace(function=lambda *a, **k: np.swapaxes(step.function(*a, **k), -1, -2))
 
 
 def order_patches(*axes: int) -> Callable[..., Any]:
@@ -189,20 +191,27 @@ def put_last(row: np.ndarray, x: np.ndarray) -> Any:
 
 
 TABLES = (
-    TABLE.entry("scale", "embeddings are multiplied by sqrt(E) where they are not, or the other way", toggle_scale),
+    TABLE.entry("scale", "embeddings are multiplied by sqrt(E)", set_keywords(scaled=True)),
+    TABLE.entry("not-scaled", "embeddings are not multiplied by sqrt(E)", set_keywords(scaled=False)),
+    *(
+        TABLE.entry(f"scale-in-{dtype}", f"the factor sqrt(E) of embeddings is rounded to {dtype}", round_factor(dtype))
+        for dtype in ("bfloat16", "float16")
+    ),
     *(
         POSITIONS.entry(f"offset{offset:+d}", f"positions begin at {offset}", move_positions(offset))
         for offset in (1, 2, -1)
     ),
-    POSITIONS.entry("left-out", "positions are left out", drop_positions),
-    POSITIONS.entry("reversed", "positions count from the end", reverse_positions),
+    POSITIONS.entry("left-out", "positions are left out", change_result(lambda x: 0 * x)),
+    POSITIONS.entry("reversed", "positions count from the end", change_result(lambda x: x[::-1])),
     RELATIVE.entry("one-sided", "relative positions count backwards only", set_keywords(bidirectional=False)),
     RELATIVE.entry("two-sided", "relative positions count both ways", set_keywords(bidirectional=True)),
     *(
         RELATIVE.entry(f"furthest-{distance}", f"the largest distance is {distance}", set_keywords(furthest=distance))
         for distance in (128, 64, 32)
     ),
-    RELATIVE.entry("mirrored", "relative positions have the other sign", mirror),
+    RELATIVE.entry(
+        "mirrored", "relative positions have the other sign", change_result(lambda x: np.swapaxes(x, -1, -2))
+    ),
     PATCHES.entry(
         "channel-last",
         "a patch's columns go by row and column before channel",
@@ -221,8 +230,12 @@ TABLES = (
     Topic("output", "TRF-1", ("squeeze",)).entry(
         "no-softcap", "the softcap of logits is left out", replace_function(lambda x, cap: x)
     ),
-    Topic("output", "TRF-1", ("linear",)).entry(
-        "no-bias", "the bias of the layer is left out", change_argument(0, lambda p: p._replace(bias=None))
+    OUTPUT.entry("no-bias", "the bias of the layer is left out", change_argument(0, lambda p: p._replace(bias=None))),
+    OUTPUT.entry(
+        "multiplied",
+        "the output layer's result is multiplied by sqrt(E)",
+        change_argument(1, lambda x: x * math.sqrt(x.shape[-1])),
     ),
+    OUTPUT.entry("softcap-30", "logits are capped at 30", change_result(lambda x: 30 * np.tanh(x / 30))),
 )
 MISTAKES = (*NETWORKS, *SUMS, *TABLES)
