@@ -372,6 +372,7 @@ def encoder_block(p: structures.EncoderBlock, x: np.ndarray, mask: np.ndarray | 
 
 
 def decoder_block(p: structures.DecoderBlock, x: np.ndarray, memory: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    assert isinstance(p.self_attention, structures.MultiHeadAttention)
     assert isinstance(p.feed_forward, structures.FeedForward)
     assert p.cross_attention is not None
     own = multi_head_attention(p.self_attention, x, x, x, num_heads=H, mask=mask)

@@ -7,6 +7,7 @@ checked where a model calls it, and not in here, where it is traced.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -16,7 +17,9 @@ from jaxtyping import Bool, Float, Integer
 from jax_impl.attention import attention
 from jax_impl.attention_steps import dropout_factor
 from jax_impl.dtypes import cast, compile_with, widen
+from jax_impl.experts import mixture_of_experts
 from jax_impl.feed_forward import feed_forward, gated_feed_forward
+from jax_impl.latent_attention import attend_to_latents, project_latent_queries, project_latents
 from jax_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from jax_impl.masks import readable
 from jax_impl.multi_head_attention import concatenate_heads, fused, join_heads, linear, split_heads
@@ -27,7 +30,16 @@ from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.masks import Mask
-from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, GatedFeedForward, MultiHeadAttention, Norm
+from specification.parameters import (
+    DecoderBlock,
+    EncoderBlock,
+    FeedForward,
+    GatedFeedForward,
+    LatentAttention,
+    MixtureOfExperts,
+    MultiHeadAttention,
+    Norm,
+)
 from specification.rotary import Rotary, Rotation
 
 __all__ = ["decoder_block", "encoder_block"]
@@ -78,7 +90,7 @@ def normalized_heads(
 
 
 def rotations_of(
-    attentions: list[MultiHeadAttention],
+    attentions: list[MultiHeadAttention | LatentAttention],
     layers: Sequence[AttentionLayer],
     x: Float[jax.Array, "B T E"],
     configuration: Configuration,
@@ -86,7 +98,7 @@ def rotations_of(
 ) -> list[Rotation | None]:
     """The `rotation_of` x for every layer, made once for all that rotate alike."""
     kinds = [
-        (layer.rotary, None if layer.rotary is None else check_attention(parameters, x, x, configuration))
+        (layer.rotary, None if layer.rotary is None else check_attention(parameters, x, x, configuration, layer))
         for parameters, layer in zip(attentions, layers, strict=True)
     ]
     made: list[Rotation | None] = []
@@ -120,30 +132,47 @@ def rotated(
 
 
 def project_queries(
-    parameters: MultiHeadAttention,
+    parameters: MultiHeadAttention | LatentAttention,
     x: Float[jax.Array, "B Q E"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
     rotation: Rotation | None = None,
 ) -> Float[jax.Array, "B H Q D"]:
     """Queries by heads: projected, normalised, rotated."""
+    if isinstance(parameters, LatentAttention):
+        return project_latent_queries(parameters, x, *latent_options(configuration, layer, rotation))
     projected = linear(join_heads(parameters.query), x)
     heads = normalized_heads(parameters.query_norm, projected, configuration.num_heads, configuration)
     return rotated(heads, layer, rotation)
 
 
 def project_keys(
-    parameters: MultiHeadAttention,
+    parameters: MultiHeadAttention | LatentAttention,
     memory: Float[jax.Array, "B K E_key"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
     rotation: Rotation | None = None,
 ) -> tuple[Float[jax.Array, "B G K D"], Float[jax.Array, "B G K V"]]:
-    """Keys by heads: projected, normalised, rotated; and values by heads."""
+    """Keys by heads: projected, normalised, rotated; and values by heads.
+
+    Of latent attention the latents and the rotated key, as one head each (MLA-1).
+    """
+    if isinstance(parameters, LatentAttention):
+        _, turns, pairing, eps = latent_options(configuration, layer, rotation)
+        latents, rotated_keys = project_latents(parameters, memory, turns, pairing, eps)
+        return split_heads(latents, 1), split_heads(rotated_keys, 1)
     keys, values = linear(join_heads(parameters.key), memory), linear(join_heads(parameters.value), memory)
     G = key_heads(parameters, configuration.num_heads)
     heads = normalized_heads(parameters.key_norm, keys, G, configuration)
     return rotated(heads, layer, rotation), split_heads(values, G)
+
+
+def latent_options(
+    configuration: Configuration, layer: AttentionLayer, rotation: Rotation | None
+) -> tuple[int, Rotation, str, float]:
+    """What the projections of latent attention take beside parameters and x."""
+    rotary, turns = checks.latent_rotation(layer.rotary, rotation)
+    return configuration.num_heads, turns, rotary.pairing, configuration.latent_eps
 
 
 def key_heads(parameters: MultiHeadAttention, num_heads: int) -> int:
@@ -153,7 +182,7 @@ def key_heads(parameters: MultiHeadAttention, num_heads: int) -> int:
 
 
 def attend_to(
-    parameters: MultiHeadAttention,
+    parameters: MultiHeadAttention | LatentAttention,
     query: Float[jax.Array, "B H Q D"],
     keys: Float[jax.Array, "B G K D"],
     values: Float[jax.Array, "B G K V"],
@@ -163,6 +192,11 @@ def attend_to(
     bias: Float[jax.Array, "..."] | None = None,
 ) -> Float[jax.Array, "B Q E"]:
     """What queries, keys and values give that are projected already."""
+    if isinstance(parameters, LatentAttention):
+        width = (parameters.query_down or parameters.query).weight.shape[0]
+        options = attention_options(width, mask, weights_dropout, configuration)
+        latents, rotated_keys = concatenate_heads(keys), concatenate_heads(values)
+        return attend_to_latents(parameters, query, latents, rotated_keys, bias=bias, **options)
     width = join_heads(parameters.query).weight.shape[0]
     options = attention_options(width, mask, weights_dropout, configuration)
     heads = attention(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
@@ -170,7 +204,7 @@ def attend_to(
 
 
 def attend(
-    parameters: MultiHeadAttention,
+    parameters: MultiHeadAttention | LatentAttention,
     x: Float[jax.Array, "B T E"],
     memory: jax.Array,
     mask: Mask | Bool[jax.Array, "..."] | None,
@@ -181,7 +215,7 @@ def attend(
     rotation: Rotation | None = None,
 ) -> Float[jax.Array, "B T E"]:
     """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
-    width = check_attention(parameters, x, memory, configuration)
+    width = check_attention(parameters, x, memory, configuration, layer)
     checks.rotation(rotation, layer.rotary, width, x)
     rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
     of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
@@ -191,20 +225,34 @@ def attend(
 
 
 def check_attention(
-    parameters: MultiHeadAttention, x: jax.Array, memory: jax.Array, configuration: Configuration
+    parameters: MultiHeadAttention | LatentAttention,
+    x: jax.Array,
+    memory: jax.Array,
+    configuration: Configuration,
+    layer: AttentionLayer = AttentionLayer(),
 ) -> int:
-    """The head width; refuse projections and norms that do not fit one another or their inputs (MHA-1, NORM-8)."""
+    """The width that may be rotated; refuse what does not fit one another or the inputs (MHA-1, NORM-8, MLA-1)."""
+    if isinstance(parameters, LatentAttention):
+        return checks.latent_block(parameters, x, memory, configuration.num_heads, layer.rotary)
     checks.structure("parameters", parameters, MultiHeadAttention)
     return checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
 
 
 def transform(
-    parameters: FeedForward | GatedFeedForward,
+    parameters: FeedForward | GatedFeedForward | MixtureOfExperts,
     x: Float[jax.Array, "B T E"],
     inner_dropout: Dropout | None,
     configuration: Configuration,
 ) -> Float[jax.Array, "B T E"]:
-    """The feed-forward network, with the activation that the configuration names; gated by parameters of that kind."""
+    """The feed-forward network, plain, gated or a mixture as the parameters are, with the configured activation."""
+    if isinstance(parameters, MixtureOfExperts):
+        checks.mixture_in_block(configuration.experts, inner_dropout)
+        return mixture_of_experts(
+            parameters,
+            x,
+            activation=configuration.activation,
+            **asdict(configuration.experts),  # type: ignore[arg-type]
+        )
     keep, rate = (None, 0.0) if inner_dropout is None else inner_dropout
     options: Any = {"activation": configuration.activation, "dropout_keep": keep, "dropout_rate": rate}
     if isinstance(parameters, GatedFeedForward):

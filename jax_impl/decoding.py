@@ -84,7 +84,7 @@ def decoder_block_step(
 
     def self_attention(x: jax.Array) -> Any:
         nonlocal grown
-        check_attention(p.self_attention, x, x, configuration)
+        check_attention(p.self_attention, x, x, configuration, layer)
         query = project_queries(p.self_attention, x, configuration, layer, rotation)
         keys, values = project_keys(p.self_attention, x, configuration, layer, rotation)
         grown = grown._replace(
@@ -129,11 +129,12 @@ def empty_cache(
         memory = encoder(parameters.encoder, source, configuration=configuration)
         if parameters.encoder.embedding is not None and configuration.source_padding is not None:
             memory_real = real_tokens(source, configuration.source_padding)
-    blocks = []
-    for block in decoder.blocks:
+    layers, blocks = configuration.layers(len(decoder.blocks)), []
+    rotations = rotations_of([block.self_attention for block in decoder.blocks], layers, nobody, configuration)
+    for block, layer, rotation in zip(decoder.blocks, layers, rotations, strict=True):
         checks.memory(block, memory)
-        check_attention(block.self_attention, nobody, nobody, configuration)
-        kept = project_keys(block.self_attention, nobody, configuration)
+        check_attention(block.self_attention, nobody, nobody, configuration, layer)
+        kept = project_keys(block.self_attention, nobody, configuration, layer, rotation)
         own = [jnp.zeros((batch, a.shape[1], capacity, a.shape[3]), a.dtype) for a in kept]
         cross: Any = []
         if memory is not None:

@@ -91,12 +91,15 @@ def attend_to_latents(
     queries: Float[np.ndarray, "B H Q DR"],
     latents: Float[np.ndarray, "B K C"],
     keys: Float[np.ndarray, "B K R"],
-    mask: Mask | Bool[np.ndarray, "..."] | None,
     *,
     scale: float | None = None,
     absorbed: bool = False,
+    **options: Any,
 ) -> Float[np.ndarray, "B Q E_out"]:
-    """What queries, latents and rotated keys give that are projected already (MLA-1; MLA-2 where absorbed)."""
+    """What queries, latents and rotated keys give that are projected already (MLA-1; MLA-2 where absorbed).
+
+    scale and options: keywords of `attention`, such as mask.
+    """
     H, width = queries.shape[1], queries.shape[-1] - keys.shape[-1]
     scale = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
     latents, keys = split_heads(latents, 1), split_heads(keys, 1)
@@ -104,12 +107,12 @@ def attend_to_latents(
         weight = parameters.key_value_up.weight
         inner = project_heads(key_weights(weight, H, width), take_columns(queries, 0, width))
         queries = append_columns(inner, take_columns(queries, width, queries.shape[-1]))
-        sums = attention(queries, append_columns(latents, keys), latents, mask=mask, scale=scale)
+        sums = attention(queries, append_columns(latents, keys), latents, scale=scale, **options)
         output = project_heads(value_weights(weight, H, width), sums)
     else:
         up = split_heads(linear(parameters.key_value_up, concatenate_heads(latents)), H)
         keys, values = append_columns(take_columns(up, 0, width), keys), take_columns(up, width, up.shape[-1])
-        output = attention(queries, keys, values, mask=mask, scale=scale)
+        output = attention(queries, keys, values, scale=scale, **options)
     return linear(parameters.output, concatenate_heads(output))
 
 
@@ -164,4 +167,4 @@ def latent_attention(
     rotation = Rotation(*rotary_table(positions, rotary_width, base, scaling, length, dtype))
     queries = project_latent_queries(parameters, x, num_heads, rotation, pairing, eps)
     latents, keys = project_latents(parameters, x, rotation, pairing, eps)
-    return attend_to_latents(parameters, queries, latents, keys, mask, scale=scale, absorbed=absorbed)
+    return attend_to_latents(parameters, queries, latents, keys, mask=mask, scale=scale, absorbed=absorbed)

@@ -19,8 +19,9 @@ from specification.rotary import DynamicScaling, LongRopeScaling
 class BlockCache(NamedTuple):
     """Projected keys and values of one decoder block, split into heads.
 
-    keys [B, G, capacity, D], values [B, G, capacity, V]: of the self-attention. memory_keys [B, G, S, D], memory_values
-    [B, G, S, V]: of the attention to the encoder's output; None where there is none.
+    keys [B, G, capacity, D], values [B, G, capacity, V]: of the self-attention; where that is latent, its latents
+    [B, 1, capacity, C] and the rotated key of all heads [B, 1, capacity, R] (MLA-1). memory_keys [B, G, S, D],
+    memory_values [B, G, S, V]: of the attention to the encoder's output; None where there is none.
     """
 
     keys: Any

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specification import parameters as structures
-from specification.configuration import AttentionLayer, Configuration
+from specification.configuration import AttentionLayer, Configuration, ExpertChoice
 from specification.fitting import misfits
 from specification.parameters import ModelParameters, Tree
 from specification.rotary import Rotary, Scaling
@@ -162,7 +162,7 @@ def write_model(path: str | Path, parameters: ModelParameters, configuration: Co
     write_safetensors(path, arrays, {"format": FORMAT} | told)
 
 
-NESTED = {kind.__name__: kind for kind in (AttentionLayer, Rotary, *typing.get_args(Scaling))}
+NESTED = {kind.__name__: kind for kind in (AttentionLayer, ExpertChoice, Rotary, *typing.get_args(Scaling))}
 """Structures within a configuration."""
 
 

@@ -48,6 +48,19 @@ class AttentionLayer:
             raise TypeError(f"rotary must be a Rotary or None, got {self.rotary!r}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertChoice:
+    """How mixtures of experts choose and weigh experts: keyword arguments of `mixture_of_experts` (MOE-1 to MOE-3)."""
+
+    chosen: int
+    scoring: str = "softmax"
+    groups: int = 1
+    chosen_groups: int = 1
+    group_score: str = "two_largest"
+    weighting: str = "normalized"
+    scale: float = 1.0
+
+
 @dataclass(frozen=True)
 class Configuration:
     """Hashable and free of arrays, so that it can be a static argument under `jax.jit`. ValueError for other choices.
@@ -61,6 +74,9 @@ class Configuration:
     softcap: of the same scores (ATT-2); None for none.
     attention_layers: of every block's self-attention, in order; a single one is that of all, none is as plain as can
         be.
+    experts: of all blocks whose feed-forward network is a mixture of experts; None where there is none. With them,
+        activation may be "clamped_swiglu" too (MOE-4).
+    latent_eps: of the norms inside latent attentions (MLA-1), whatever norm_eps is.
     relative_furthest: the distance from which on all keys share a bucket of relative positions (POS-6).
     empty_rows: what a position gets that may attend to nothing (ATT-6).
     positions: what is added to the embedding: "none", rows of a "learned" table (POS-2), the same "after_padding",
@@ -93,6 +109,8 @@ class Configuration:
     pooling: str = "mean"
     softcap: float | None = None
     attention_layers: tuple[AttentionLayer, ...] = ()
+    experts: ExpertChoice | None = None
+    latent_eps: float = 1e-6
     relative_furthest: int = 128
     scaled_output: bool = False
     output_softcap: float | None = None
@@ -101,18 +119,24 @@ class Configuration:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in CHOICES and value not in CHOICES[field.name]:
-                known = ", ".join(map(repr, CHOICES[field.name]))
+            choices = CHOICES.get(field.name, ())
+            choices += ("clamped_swiglu",) if field.name == "activation" and self.experts is not None else ()
+            if choices and value not in choices:
+                known = ", ".join(map(repr, choices))
                 raise ValueError(f"{field.name} must be one of {known}, got {value!r}")
             if field.name.endswith("padding") and not (value is None or is_count(value)):
                 raise ValueError(f"{field.name} must be the id of a token or None, got {value!r}")
         if (self.positions == "after_padding") == (self.position_padding is None):
             there = "needs a position_padding" if self.position_padding is None else "takes no position_padding"
             raise ValueError(f"positions={self.positions!r} {there}")
-        if not is_real(self.norm_eps):
-            raise TypeError(f"norm_eps must be a real number, got {self.norm_eps!r}")
-        if not SMALLEST_EPS <= self.norm_eps < float("inf"):
-            raise ValueError(f"norm_eps must be finite and at least 2**-126, got {self.norm_eps}")
+        for name in ("norm_eps", "latent_eps"):
+            eps = getattr(self, name)
+            if not is_real(eps):
+                raise TypeError(f"{name} must be a real number, got {eps!r}")
+            if not SMALLEST_EPS <= eps < float("inf"):
+                raise ValueError(f"{name} must be finite and at least 2**-126, got {eps}")
+        if not isinstance(self.experts, ExpertChoice | None):
+            raise TypeError(f"experts must be an ExpertChoice or None, got {self.experts!r}")
         for name in ("scaled_embedding", "scaled_output"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")

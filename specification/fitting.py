@@ -7,6 +7,7 @@ from another array is asked of the later one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from specification.parameters import (
     GatedFeedForward,
     ImageEmbedding,
     LanguageModel,
+    LatentAttention,
     Linear,
+    MixtureOfExperts,
     MultiHeadAttention,
     Norm,
     Transformer,
@@ -142,10 +145,10 @@ class Fitting:
             if self.configuration.empty_rows != "zero":
                 self.problems.append(f"{path}.sinks has no place with empty_rows={self.configuration.empty_rows!r}")
 
-    def checked(self, path: str, check: Callable[..., object], *arguments: object) -> None:
+    def checked(self, path: str, check: Callable[..., object], *arguments: object, **named: object) -> None:
         """Keep what a check of arguments says."""
         try:
-            check(*arguments)
+            check(*arguments, **named)
         except (TypeError, ValueError) as error:
             self.problems.append(f"{path}: {error}")
 
@@ -183,6 +186,63 @@ class Fitting:
             width, inner = self.linear(f"{path}.gate", p.gate, width)
         width, inner = self.linear(f"{path}.inner", p.inner, width, inner)
         self.linear(f"{path}.outer", p.outer, inner, width)
+
+    def latent_attention(self, path: str, p: LatentAttention, width: Size, layer: AttentionLayer) -> Size:
+        """Its width, as of `self_attention`; D, R and V of MLA-1 are read off the shapes."""
+        H, inner = self.configuration.num_heads, width
+        if p.query_down is not None:
+            width, inner = self.linear(f"{path}.query_down", p.query_down, width)
+            self.norm(f"{path}.query_norm", p.query_norm, inner)
+        if (p.query_down is None) != (p.query_norm is None):
+            self.problems.append(f"{path} has one of query_down and query_norm, and needs both or none")
+        inner, queries = self.linear(f"{path}.query", p.query, inner)
+        width = inner if p.query_down is None else width
+        latent = self.norm(f"{path}.key_value_norm", p.key_value_norm, None)
+        for name, plain in (("softcap", None), ("empty_rows", "zero")):
+            if getattr(self.configuration, name) != plain:
+                self.problems.append(f"{path}: a latent attention has no {name}")
+        rotary = layer.rotary
+        if rotary is None or rotary.width is None:
+            self.problems.append(f"{path}: a latent attention needs a layer with a rotary width")
+            return width
+        R = rotary.width
+        self.linear(f"{path}.key_value_down", p.key_value_down, width, None if latent is None else latent + R)
+        _, columns = self.linear(f"{path}.key_value_up", p.key_value_up, latent)
+        rows = None
+        if queries is not None and columns is not None:
+            D, both = queries // H - R, columns // H
+            if queries % H or D < 1:
+                self.problems.append(
+                    f"{path}.query has {queries} columns, in which {H} heads have no more than {R} each"
+                )
+            elif columns % H or both <= D:
+                self.problems.append(f"{path}.key_value_up has {columns} columns, and {H} heads have keys of {D} each")
+            else:
+                rows = H * (both - D)
+        self.linear(f"{path}.output", p.output, rows, width)
+        self.checked(path, checks.rotary_fits, rotary, R)
+        return width
+
+    def mixture(self, path: str, p: MixtureOfExperts, width: Size) -> None:
+        """Router, stacked experts, and the expert that all tokens go through."""
+        choice = self.configuration.experts
+        if choice is None:
+            self.problems.append(f"{path} is a mixture, and the configuration has no experts")
+            return
+        width, count = self.linear(f"{path}.router", p.router, width)
+        if p.choice_bias is not None:
+            self.array(f"{path}.choice_bias", p.choice_bias, count, of_norm=True)
+        inner: Size = None
+        for name, linear in p.experts._asdict().items():
+            sizes = (count, inner, width) if name == "outer" else (count, width, inner)
+            _, _, last = self.array(f"{path}.experts.{name}.weight", linear.weight, *sizes)
+            inner = inner if name == "outer" else last
+            if linear.bias is not None:
+                self.array(f"{path}.experts.{name}.bias", linear.bias, count, last)
+        if p.shared is not None:
+            self.feed_forward(f"{path}.shared", p.shared, width)
+        if count is not None:
+            self.checked(path, checks.expert_choice, count, **asdict(choice))
 
     def embedding(self, path: str, p: Embedding, padding: dict[str, int | None]) -> Size:
         """Its width. padding: ids by the names that they have in the configuration."""
@@ -254,6 +314,10 @@ class Fitting:
                     width = self.norm(here, part, width)
                 elif isinstance(part, FeedForward | GatedFeedForward):
                     self.feed_forward(here, part, width)
+                elif isinstance(part, MixtureOfExperts):
+                    self.mixture(here, part, width)
+                elif isinstance(part, LatentAttention):
+                    width = self.latent_attention(here, part, width, layer)
                 elif name == "cross_attention" and part is not None:
                     width, memory = self.cross_attention(here, part, width, memory)
                 elif part is not None:

@@ -126,11 +126,11 @@ class DecoderBlock(NamedTuple):
     The two of the cross-attention are None in a decoder that has no encoder.
     """
 
-    self_attention: MultiHeadAttention
+    self_attention: MultiHeadAttention | LatentAttention
     self_attention_norm: Norm | None
     cross_attention: MultiHeadAttention | None
     cross_attention_norm: Norm | None
-    feed_forward: FeedForward | GatedFeedForward
+    feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts
     feed_forward_norm: Norm | None
     self_attention_output_norm: Norm | None = None
     feed_forward_output_norm: Norm | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from specification.arrays import Array
 from specification.checks.arguments import finite, natural, one_of, refuse, structure
 from specification.checks.losses import check_chosen
@@ -11,7 +13,7 @@ from specification.dtypes import compute_dtype_name, dtype_name
 from specification.parameters import FeedForward, GatedFeedForward, Linear, MixtureOfExperts
 from specification.routing import GROUP_SCORES, SCORINGS, WEIGHTINGS
 
-__all__ = ["mixture_of_experts", "route"]
+__all__ = ["expert_choice", "mixture_of_experts", "route"]
 
 ROUTER = declare(
     {
@@ -59,7 +61,23 @@ def route(
 ) -> None:
     """Check the arguments of route (MOE-1 to MOE-3)."""
     match(ROUTER, {"x": x, "choice_bias": choice_bias} | arrays_of("router", router))
-    experts = router.weight.shape[1]
+    options: Any = {"scoring": scoring, "groups": groups, "chosen_groups": chosen_groups, "group_score": group_score}
+    expert_choice(router.weight.shape[1], chosen=chosen, weighting=weighting, **options)
+    finite("scale", scale, compute_dtype_name(dtype_name(x)), fixed=True)
+
+
+def expert_choice(
+    experts: int,
+    *,
+    chosen: int,
+    scoring: str,
+    groups: int,
+    chosen_groups: int,
+    group_score: str,
+    weighting: str,
+    scale: float = 1.0,
+) -> None:
+    """Check how so many experts are chosen and weighed, but for the dtype of the scale (MOE-1 to MOE-3)."""
     check_chosen(chosen, experts)
     one_of("scoring", scoring, SCORINGS)
     one_of("group_score", group_score, GROUP_SCORES)
@@ -73,7 +91,6 @@ def route(
     if chosen > experts // groups * chosen_groups:
         expected = f"be at most {experts // groups * chosen_groups}, the number of experts in the chosen groups"
         refuse("chosen", expected, chosen)
-    finite("scale", scale, compute_dtype_name(dtype_name(x)), fixed=True)
 
 
 def mixture_of_experts(

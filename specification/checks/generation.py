@@ -13,7 +13,15 @@ from specification.checks.arguments import check_number, described, natural, ref
 from specification.checks.shapes import Float, Integer, check_array, check_shapes, declare, match
 from specification.configuration import Configuration
 from specification.dtypes import dtype_name
-from specification.parameters import Decoder, DecoderBlock, LanguageModel, Linear, MultiHeadAttention, Transformer
+from specification.parameters import (
+    Decoder,
+    DecoderBlock,
+    LanguageModel,
+    LatentAttention,
+    Linear,
+    MultiHeadAttention,
+    Transformer,
+)
 
 __all__ = [
     "beams", "choice", "decode_step", "empty_cache", "generation", "held", "no_look_ahead", "sampling", "tokens",
@@ -93,6 +101,7 @@ def decode_step(parameters: LanguageModel | Transformer, new: Array, cache: Cach
 
 
 KEPT = declare({"keys": 'Shaped[Array, "B G T D"]', "values": 'Shaped[Array, "B G T V"]'})
+KEPT_LATENTS = declare({"keys": 'Shaped[Array, "B 1 T C"]', "values": 'Shaped[Array, "B 1 T R"]'})
 KEPT_MEMORY = declare({"memory_keys": 'Shaped[Array, "B G S D"]', "memory_values": 'Shaped[Array, "B G S V"]'})
 WEIGHT = declare({"weight": 'Shaped[Array, "I O"]'})
 
@@ -104,6 +113,10 @@ def block_cache(name: str, block: DecoderBlock, kept: BlockCache, batch: int, ca
     arrays, prefix = kept._asdict(), f"the cache's {name}."
     for attention, declaration in ((block.self_attention, KEPT), (block.cross_attention, KEPT_MEMORY)):
         if attention is None:
+            continue
+        if isinstance(attention, LatentAttention):
+            (width,), (columns,) = attention.key_value_norm.weight.shape, attention.key_value_down.weight.shape[1:]
+            match(KEPT_LATENTS, arrays, prefix=prefix, B=batch, T=capacity, C=width, R=columns - width)
             continue
         structure(name, attention, MultiHeadAttention)
         sizes = match(declaration, arrays, prefix=prefix, B=batch, T=capacity)

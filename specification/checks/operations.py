@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from specification.checks.arguments import (
     structure,
     values_within,
 )
+from specification.checks.latent_attention import latent_attention
 from specification.checks.shapes import (
     Bool,
     Float,
@@ -39,8 +41,8 @@ from specification.checks.shapes import (
     match_each,
 )
 from specification.checks.sites import sites
-from specification.configuration import CHOICES, AttentionLayer, Configuration
-from specification.dropout import StackDropout
+from specification.configuration import CHOICES, AttentionLayer, Configuration, ExpertChoice
+from specification.dropout import Dropout, StackDropout
 from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_name
 from specification.parameters import (
     Decoder,
@@ -51,17 +53,19 @@ from specification.parameters import (
     FeedForward,
     GatedFeedForward,
     ImageEmbedding,
+    LatentAttention,
     Linear,
     MultiHeadAttention,
     Norm,
 )
 from specification.positions import EXPONENTS
+from specification.rotary import Rotary, Rotation
 
 __all__ = [
     "alibi_bias", "attention", "block_attention", "embed", "embed_image", "embedding", "feed_forward",
-    "gated_feed_forward", "ids_within", "join_heads", "learned_positions", "memory", "merge", "multi_head_attention",
-    "no_bias", "norm", "norms", "of_a_block", "one_memory", "pool", "positions", "relative_position_bias", "rms_norm",
-    "silu", "stack", "standard_deviation_norm", "summands",
+    "gated_feed_forward", "ids_within", "join_heads", "latent_block", "latent_rotation", "learned_positions", "memory",
+    "merge", "mixture_in_block", "multi_head_attention", "no_bias", "norm", "norms", "of_a_block", "one_memory",
+    "pool", "positions", "relative_position_bias", "rms_norm", "silu", "stack", "standard_deviation_norm", "summands",
 ]  # fmt: skip
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -367,6 +371,38 @@ def block_attention(
             structure(name, given, Norm)
             match(HEAD_NORM, given._asdict(), prefix=f"{name}.", D=width, HD=count * width)
     return width
+
+
+NEEDS_ROTARY = "be there with latent attention, which rotates one key for all heads"
+
+
+def latent_rotation(rotary: Rotary | None, rotation: Rotation | None) -> tuple[Rotary, Rotation]:
+    """Check that a block's latent attention is rotated (MLA-1)."""
+    if rotary is None or rotation is None:
+        refuse("rotary", NEEDS_ROTARY, None)
+    return rotary, rotation
+
+
+def latent_block(parameters: LatentAttention, x: Array, memory: Array, num_heads: int, rotary: Rotary | None) -> int:
+    """Check a block's latent attention, and return the width that it rotates (MLA-1)."""
+    if memory is not x:
+        refuse("memory", "be x in latent attention, which attends to itself", "another array")
+    if rotary is None:
+        refuse("rotary", NEEDS_ROTARY, None)
+    structure("parameters", parameters, LatentAttention)
+    width = rotary.width
+    if width is None:
+        width = parameters.key_value_down.weight.shape[-1] - parameters.key_value_norm.weight.shape[-1]
+    latent_attention(parameters, x, num_heads, None, replace(rotary, width=width), None, False)
+    return width
+
+
+def mixture_in_block(choice: ExpertChoice | None, inner_dropout: Dropout | None) -> None:
+    """Check what a block's mixture of experts is called with beside its parameters (MOE-2)."""
+    if choice is None:
+        refuse("configuration.experts", "say how experts are chosen, with a mixture among the parameters", None)
+    if inner_dropout is not None:
+        refuse("dropout", "have no feed_forward.inner with a mixture of experts", "one")
 
 
 def norms(parameters: EncoderBlock | DecoderBlock, configuration: Configuration) -> None:
