@@ -179,7 +179,13 @@ def is_empty(value: object) -> bool:
 def sizes_of(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return, by the name of a size in the table, the key and the value that a config.json gives it."""
     said = {key: key if told.get(key) is not None else config.instead.get(key, key) for key in config.sizes}
-    return {size: (said[key], told[said[key]]) for key, size in config.sizes.items() if told.get(said[key]) is not None}
+    found = {
+        size: (said[key], told[said[key]]) for key, size in config.sizes.items() if told.get(said[key]) is not None
+    }
+    for size, (keys, value) in config.computed_sizes.items():
+        if all(told.get(key) is not None for key in keys):
+            found[size] = f"what follows from {' and '.join(keys)}", value(told)
+    return found
 
 
 def has_output(told: Mapping[str, Any]) -> bool:
@@ -196,6 +202,11 @@ def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[
         if key in content and bool(content[key]) != any_of((name, f"*.{name}"), entries):
             has = "there are no such entries" if content[key] else "there are such entries"
             found.append(f"by config.json {key} is {content[key]!r}, and {has}: {name}")
+    layers = () if config.routed is None else config.routed.value(content)
+    for i, routed in enumerate(layers):
+        if routed != any_of((f"*layers.{i}.mlp.gate.weight",), entries):
+            there = "has no router" if routed else "has a router"
+            found.append(f"by config.json layer {i} has {'' if routed else 'no '}experts, and it {there}")
     tied = config.tied
     untied = tied is not None and content.get(tied.key) is False and has_output(told)
     if tied is not None and untied and not any_of((tied.output,), entries):

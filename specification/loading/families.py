@@ -50,9 +50,9 @@ UNCOVERED = {
         RMS,
     ),
     "Mamba": Family(("*layers.0.mixer.A_log",), ("mamba", "mamba2"), "rms_norm, silu and embedding"),
-    "Mixtral, GPT-OSS or another mixture of experts": Family(
-        ("*layers.0.mlp.experts.*", "*layers.0.block_sparse_moe.*", "*layers.0.mlp.router.*"),
-        ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+    "Qwen 2 MoE, Phi 3.5 MoE or another mixture of experts": Family(
+        ("*layers.0.mlp.shared_expert_gate.weight",),
+        ("phimoe", "qwen2_moe", "qwen3_next"),
         RMS,
     ),
     "MPNet": Family(("*layer.0.attention.attn.q.weight",), ("mpnet",), PRE_NORM),
@@ -108,8 +108,12 @@ def names_of(dialects: Collection[str]) -> str:
 
 
 def known_names(dialect: Dialect, variant: Variant, names: Collection[str]) -> int:
-    """Count the names of a variant's first layer that a checkpoint has; 0 where one is missing that every one has."""
+    """Count the names of a variant's first layer that a checkpoint has; 0 where one is missing that every one has.
+
+    So is a mark of the variant.
+    """
     short = {name.removeprefix(prefix) for name in names for prefix in (*dialect.prefixes, "")}
     rows = list(numbered(variant.table, lambda _, place: 1))
     needed = all(row.theirs in short for row in rows if not row.when and not row.unless)
+    needed = needed and all(any_of((mark,), short) for mark in variant.marks)
     return len({row.theirs for row in rows} & short) if needed else 0

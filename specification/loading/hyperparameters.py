@@ -37,11 +37,10 @@ def of_variant(dialect: Dialect, variant: Variant, given: dict[str, Any]) -> dic
 
     TypeError for values that it does not take, or needs.
     """
-    known = variant.hyperparameters
-    surplus = [name for name, value in given.items() if name not in known and value is not None]
+    known, optional = variant.hyperparameters, dialect.hyperparameters
+    surplus = [name for name, value in given.items() if name not in known and value not in (None, optional[name])]
     if surplus:
         raise TypeError(f"a {dialect.name} checkpoint of {variant.name} takes no {', '.join(surplus)}")
-    optional = dialect.hyperparameters
     lacking = [name for name, value in known.items() if value is inspect.Parameter.empty is not optional[name]]
     lacking = [name for name in lacking if given[name] is None]
     if lacking:

@@ -52,6 +52,7 @@ def mapped(
     variant = variant_of(dialect, read)
     hyperparameters = of_variant(dialect, variant, given)
     read.counts({name: hyperparameters[name] for name in multiplied(variant.table) & hyperparameters.keys()})
+    read.problems += [f"there is no entry {mark}" for mark in variant.marks if not read.has_any((mark,))]
     arrays = read.arrays(variant.table)
     if told is not None and dialect.config is not None:
         read.compare(sizes_of(dialect.config, told))
@@ -112,10 +113,12 @@ def recognise(
     """
     names = state_dict.keys()
     other, family = covered(known, names), uncovered(names)
+    foreign, related = family and not named, family and UNCOVERED[family].related
+    if family and foreign and not related:
+        raise ValueError(f"the checkpoint does not fit: its names are those of {judgeable(family)}")
     if dialect.name in other:
         return
-    foreign, related = family and not named, family and UNCOVERED[family].related
-    prefix = None if foreign and not related else other_prefix(dialect, read)
+    prefix = other_prefix(dialect, read)
     if prefix is not None:
         here, due = prefix
         instead = f" in place of {due!r}" if here and due else ""
@@ -123,7 +126,7 @@ def recognise(
         read.problems.insert(0, f"names {how}, which accounts for all that are missing or not known")
     elif other:
         read.problems.insert(0, names_of(other))
-    elif family and foreign and not (related and read.knows_most()):
+    elif family and foreign and not read.knows_most():
         raise ValueError(f"the checkpoint does not fit: its names are those of {judgeable(family)}")
     elif read.left and not read.entries.keys() - read.left - read.ignored:
         missing = [problem.removesuffix(MISSING) for problem in read.problems if problem.endswith(MISSING)]

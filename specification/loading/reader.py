@@ -106,12 +106,16 @@ class Reader:
     def arrays(self, table: Table) -> dict[str, Any]:
         """Read all rows of a table: arrays by path of the parameters, None for an entry that is wrong somehow."""
         names = self.entries.keys()
-        rows = [row for row in numbered(table, self.count) if row.holds(names)]
+
+        def may_hold(row: Row) -> bool:
+            return any("{" in name for name in (*row.when, *row.unless)) or row.holds(names)
+
+        rows = [row for row in numbered(table, self.count, may_hold) if row.holds(names)]
         self.settle(rows)
         found: dict[str, Any] = {}
         for row in rows:
             found |= self.row_arrays(row)
-        return found
+        return stack_arrays(found)
 
     def settle(self, rows: list[Row]) -> None:
         """Give every named size its value: what most entries say, and of equal counts the first; counts are known."""
@@ -133,7 +137,10 @@ class Reader:
         found = parts(array, row.axes, len(row.paths), self.sizes)
         ones = tuple(i for i, axis in enumerate(row.axes) if axis == "1")
         found = [np.squeeze(part, ones) for part in found]
-        found = [part.reshape(part.shape[0], -1).T for part in found] if row.turned else found
+        if row.turned and row.stacked:
+            found = [np.swapaxes(part, 1, 2) for part in found]
+        elif row.turned:
+            found = [part.reshape(part.shape[0], -1).T for part in found]
         return dict(zip(row.paths, [part.copy() for part in found] if again else found, strict=True))
 
     def take(self, row: Row) -> np.ndarray | None:
@@ -232,6 +239,19 @@ class Reader:
             unread += [name for name in self.entries if name in self.ignored]
         for told in self.warnings:
             warnings.warn(told, stacklevel=levels_to_caller())
+
+
+def stack_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Stack what stands under "gate[0].weight", "gate[1].weight", ... as "gate.weight"; None where one of them is."""
+    found: dict[str, Any] = {}
+    stacks: dict[str, list[Any]] = {}
+    for path, array in arrays.items():
+        name = re.sub(r"\[\d+\]", "", path)
+        if name != path:
+            stacks.setdefault(name, []).append(array)
+        found[name] = array
+    whole = {name: None if any(one is None for one in parts) else np.stack(parts) for name, parts in stacks.items()}
+    return found | whole
 
 
 def first_few(names: Iterable[str]) -> list[str]:

@@ -121,9 +121,11 @@ class ConfigFile:
         known in those alone.
     fixed: by key, the only value that is supported, of options that leave no trace in a checkpoint.
     sizes: by key, the name of the size in the table that it must be.
+    computed_sizes: by name of a size, how it follows from several keys.
     instead: by key of a size, the key of what is meant where the file does not say.
     entries: by key, a name of an entry that the checkpoint has where the value is true, and no other; `*` stands for
         any text.
+    routed: of every layer, whether its feed-forward network is a mixture of experts; None where all layers are alike.
     tied: the output layer, where it may be the token table.
     without_effect: keys that change no number, beside those of `config_file.WITHOUT_EFFECT`.
     """
@@ -133,8 +135,10 @@ class ConfigFile:
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
+    computed_sizes: Mapping[str, Computed] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
     entries: Mapping[str, str] = field(default_factory=dict)
+    routed: Computed | None = None
     tied: Tied | None = None
     without_effect: tuple[str, ...] = ()
 
@@ -148,7 +152,9 @@ class ConfigFile:
         here = self.defaults.get(family, {})
         elsewhere = {key for defaults in self.defaults.values() for key in defaults} - here.keys()
         read = {key for name in self.keys for key in self.read_by(name)} | {*self.without_effect}
+        read |= set() if self.routed is None else {*self.routed.keys}
         tied = set() if self.tied is None else {self.tied.key}
+        read |= {key for computed in self.computed_sizes.values() for key in computed.keys}
         everywhere = read | tied | self.fixed.keys() | self.sizes.keys() | self.entries.keys()
         return (everywhere - elsewhere) | here.keys()
 

@@ -23,12 +23,14 @@ class Row(NamedTuple):
     """One entry of a checkpoint.
 
     theirs: its name there, without the dialect's prefix. `{i}` stands for the number of a layer or head.
-    ours: the path of the array in the parameters; several paths for the parts of a fused entry.
+    ours: the path of the array in the parameters; several paths for the parts of a fused entry. "gate[{X}].weight" is
+        one of the arrays that are stacked along a new first axis.
     axes: the name of each size, as the entry is stored. One name is one size in the whole checkpoint; "3 * E" is three
         times it, "h * V" as many times it as there are numbers for `{h}`, and "num_heads * D" as many as the
         hyperparameter says. Parts follow one another in a sum, "num_heads * D + key_heads * D + key_heads * D", and in
-        "3 * E"; in "num_heads * 3 * D" every head has the three. An axis "1" is left out.
+        "3 * E"; in "num_heads * 3 * D" every head has the three, in "F * 2" parts alternate. An axis "1" is left out.
     turned: whether the entry is stored [out, in]; our weights are [in, out], where axes past the first are one.
+    stacked: whether the first axis counts experts, each of which has an array of the axes after it.
     when: the row holds only where the checkpoint has one of these names; empty for always. `*` stands for any text.
     unless: the row does not hold where the checkpoint has one of these names.
     """
@@ -39,6 +41,7 @@ class Row(NamedTuple):
     turned: bool = False
     when: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    stacked: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -150,23 +153,25 @@ def feed_forward(inner: str, outer: str) -> Table:
 # --- what is made of it -----------------------------------------------------------------------------------------------
 
 
-def numbered(rows: Table, count: Callable[[str, str], int]) -> Iterator[Row]:
-    """Put numbers in the places of a table's names, layer by layer.
+def numbered(
+    rows: Table, count: Callable[[str, str], int], holds: Callable[[Row], bool] = lambda row: True
+) -> Iterator[Row]:
+    """Put numbers in the places of a table's names, layer by layer, and in each layer expert by expert.
 
     count: how many numbers there are for the text before a place and the place's name; asked once for consecutive rows
-    that begin alike.
+    that begin alike. holds: of rows with places, those that there are.
     """
     for (before, place), group in groupby(rows, start):
         if not place:
             yield from group
             continue
-        alike = list(group)
-        for number in range(count(before, place)):
+        alike = [row for row in group if holds(row)]
+        for number in range(count(before, place) if alike else 0):
 
             def put(name: str, number: int = number, place: str = place) -> str:
                 return name.replace(f"{{{place}}}", str(number))
 
-            yield from (row.renamed(put, put) for row in alike)
+            yield from numbered(tuple(row.renamed(put, put) for row in alike), count, holds)
 
 
 def start(row: Row) -> tuple[str, str]:
@@ -183,20 +188,23 @@ def factors(term: str, sizes: Mapping[str, int]) -> list[int]:
 def multiplied(rows: Table) -> set[str]:
     """Collect the names of sizes by which a table multiplies others."""
     axes = {axis for row in rows for axis in row.axes}
-    terms = [term.split(" * ")[:-1] for axis in axes for term in axis.split(" + ")]
-    return {name for names in terms for name in names if not name.isdigit()}
+    products = [term.split(" * ") for axis in axes for term in axis.split(" + ")]
+    return {name for names in products for name in names if not name.isdigit() and name != last_name(names)}
+
+
+def last_name(factors: list[str]) -> str:
+    """Return the last factor of a product that is a name; empty where all are numbers."""
+    return next((factor for factor in reversed(factors) if not factor.isdigit()), "")
 
 
 def multiple(axis: str, sizes: Mapping[str, int]) -> tuple[int, str]:
     """Say how many times which size an axis of a row is: "3 * E" is three times E. Of a number alone there is no name.
 
-    The last factor is the same in all terms of a sum; sizes are those that it is multiplied with.
+    The last name is the same in all terms of a sum; sizes are those that it is multiplied with.
     """
-    if axis.isdigit():
-        return int(axis), ""
-    name = axis.split(" * ")[-1]
-    counts = (term.rpartition(" * ")[0] for term in axis.split(" + "))
-    return sum(math.prod(factors(count or "1", sizes)) for count in counts), name
+    products = [term.split(" * ") for term in axis.split(" + ")]
+    name = last_name(products[0])
+    return sum(math.prod(factors(" * ".join(term), {**sizes, name: 1})) for term in products), name
 
 
 def parts(array: np.ndarray, axes: tuple[str, ...], count: int, sizes: Mapping[str, int]) -> list[Any]:

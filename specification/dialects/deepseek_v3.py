@@ -1,0 +1,90 @@
+"""A DeepSeek-V3 or R1 language model with Hugging Face's names, from an unquantised checkpoint.
+
+It is DeepSeek-V2's with another choice of experts: scores are sigmoids, a bias for each expert takes part in the choice
+and not in the weights, groups of experts are chosen by their two best, and the weights are divided by their sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specification.configuration import Configuration, ExpertChoice
+from specification.loading.decoders import (
+    DEFAULTS,
+    LATENT_ENTRIES,
+    LATENT_EXAMPLE,
+    LATENT_KEYS,
+    LATENT_SIZES,
+    LATENT_WIDTHS,
+    LATENT_WITHOUT_EFFECT,
+    NORMALIZED,
+    NORMS_BEFORE,
+    ROUTER_TRAINING,
+    UPPER_EXPERTS,
+    Layers,
+    causal,
+    decoder_dialect,
+    gated,
+    latent_heads,
+    mixture,
+    only_with,
+    read_latent_layers,
+)
+from specification.loading.record import Computed
+from specification.loading.rope import ROPE_KEYS
+
+
+def configuration(
+    *,
+    num_heads: int,
+    chosen: int,
+    attention_layers: Layers,
+    scale: float | None = None,
+    groups: int = 1,
+    chosen_groups: int = 1,
+    weighting: str = "normalized",
+    factor: float = 2.5,
+    eps: float = 1e-6,
+    activation: str = "silu",
+) -> Configuration:
+    """weighting: "normalized" where the chosen scores are divided by their sum, else "scores".
+
+    All else is as in the dialect `deepseek_v2`.
+    """
+    experts = ExpertChoice(
+        chosen=chosen,
+        scoring="sigmoid",
+        groups=groups,
+        chosen_groups=chosen_groups,
+        weighting=weighting,
+        scale=factor,
+    )
+    own: Any = {"scale": "head_width" if scale is None else scale, "experts": experts}
+    return causal(num_heads, eps, activation, attention_layers, **own)
+
+
+DIALECT = decoder_dialect(
+    "deepseek_v3",
+    __doc__,
+    "DeepSeek-AI, DeepSeek-V3 Technical Report, 2024 (arXiv:2412.19437); `DeepseekV3ForCausalLM` of Hugging Face "
+    "transformers",
+    latent_heads(),
+    only_with("mlp.up_proj.weight", gated()),
+    mixture("M", everywhere=False, choice_bias=True, shared="S"),
+    NORMS_BEFORE,
+    layers=Computed((*ROPE_KEYS, "num_hidden_layers", "qk_rope_head_dim", "rope_interleave"), read_latent_layers),
+    defaults={
+        "deepseek_v3": DEFAULTS
+        | {"attention_bias": False, "max_position_embeddings": 4096, "rope_interleave": True, "norm_topk_prob": True}
+        | {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3}
+    },
+    configuration=configuration,
+    keys=LATENT_KEYS | {"groups": "n_group", "chosen_groups": "topk_group", "weighting": NORMALIZED},
+    fixed={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
+    entries=LATENT_ENTRIES,
+    sizes=LATENT_SIZES,
+    computed_sizes=LATENT_WIDTHS,
+    without_effect=(*ROUTER_TRAINING, *LATENT_WITHOUT_EFFECT),
+    example=LATENT_EXAMPLE,
+    routed=UPPER_EXPERTS,
+)
