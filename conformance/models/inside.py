@@ -30,11 +30,13 @@ from conformance.models.local import linear as linear_bound
 from conformance.models.stepwise import Oracle, Taken, convert_arrays, framework_of, is_bounded, replace_nan
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
+from reference_numpy import attention_weights
 from reference_numpy.attention_steps import repeat_heads, resolve_scale
-from reference_numpy.blocks import attend, key_heads
-from reference_numpy.multi_head_attention import concatenate_heads, join_heads, split_heads
+from reference_numpy.blocks import attend, key_heads, project_keys, project_queries, rotation_of
+from reference_numpy.latent_attention import append_columns
+from reference_numpy.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
 from specification.blocks import attention_options, windowed
-from specification.parameters import GatedFeedForward, mapped
+from specification.parameters import GatedFeedForward, LatentAttention, MixtureOfExperts, mapped
 from specification.rotary import Rotary
 
 if TYPE_CHECKING:
@@ -209,7 +211,11 @@ def feed_forward_pieces(taken: Taken) -> list[Piece]:
     return [layer_piece("pre-activation", "gate"), activation, layer_piece("inner", "inner"), product]
 
 
-PIECES = {"attend": attention_pieces, "transform": feed_forward_pieces}
+def list_pieces(taken: Taken) -> list[Piece]:
+    """The pieces of a step, in order; none of other steps, of latent attention and of mixtures, which are one each."""
+    if taken.step not in INSIDE or isinstance(taken.arguments[0], LatentAttention | MixtureOfExperts):
+        return []
+    return attention_pieces(taken) if taken.step == "attend" else feed_forward_pieces(taken)
 
 
 # --- the definition's own ---------------------------------------------------------------------------------------------
@@ -217,16 +223,15 @@ PIECES = {"attend": attention_pieces, "transform": feed_forward_pieces}
 
 def piece_names(oracle: Oracle) -> dict[str, list[str]]:
     """Full names of the pieces, in order, by the step that they are inside of."""
-    made = {step: PIECES[taken.step](taken) for step, taken in oracle.taken.items() if taken.step in INSIDE}
-    return {step: [f"{step}: {piece.name}" for piece in pieces] for step, pieces in made.items()}
+    made = {step: list_pieces(taken) for step, taken in oracle.taken.items()}
+    return {step: [f"{step}: {piece.name}" for piece in pieces] for step, pieces in made.items() if pieces}
 
 
 def own_pieces(oracle: Oracle) -> dict[str, np.ndarray]:
     """The definition's pieces of all steps in float64, by their full names."""
     found: dict[str, np.ndarray] = {}
     for step, taken in oracle.taken.items():
-        if taken.step in INSIDE:
-            found |= visit_pieces(step, taken, take_step)
+        found |= visit_pieces(step, taken, take_step)
     return found
 
 
@@ -235,7 +240,22 @@ def weights_within(arguments: tuple[Any, ...]) -> np.ndarray:
 
     arguments: those of the step `attend`.
     """
+    if isinstance(arguments[0], LatentAttention):
+        return latent_weights(attention_arguments(Taken("attend", take_step, arguments, {}, None, ())))
     return visit_pieces("", Taken("attend", take_step, arguments, {}, None, ()), take_step)[": weights"]
+
+
+def latent_weights(given: SimpleNamespace) -> np.ndarray:
+    """The weights of a latent attention, whose keys are expanded (MLA-1)."""
+    p, heads = given.parameters, given.configuration.num_heads
+    width = p.key_value_down.weight.shape[1] - p.key_value_norm.weight.shape[0]
+    rotation = rotation_of(given.layer.rotary, width, given.x) if given.rotation is None else given.rotation
+    queries = project_queries(p, given.x, given.configuration, given.layer, rotation)
+    latents, rotated_key = project_keys(p, given.x, given.configuration, given.layer, rotation)
+    expanded = split_heads(linear(p.key_value_up, concatenate_heads(latents)), heads)
+    keys = append_columns(expanded[..., : queries.shape[-1] - width], rotated_key)
+    options = attention_options(given.x.shape[-1], windowed(given.mask, given.layer), None, given.configuration)
+    return attention_weights(queries, keys, mask=options["mask"], scale=options["scale"])
 
 
 def take_step(
@@ -247,6 +267,9 @@ def take_step(
 
 def visit_pieces(step: str, taken: Taken, visit: Visit) -> dict[str, np.ndarray]:
     """The definition's pieces of one step in float64, by their full names; each goes through `visit`."""
+    pieces = list_pieces(taken)
+    if not pieces:
+        return {}
     functions = functions_of("reference_numpy")
     settings = settings_of(taken, framework_of("reference_numpy"), "float64")
     values, found = {"x": taken.arguments[1], "memory": taken.arguments[2]}, {}
@@ -254,7 +277,7 @@ def visit_pieces(step: str, taken: Taken, visit: Visit) -> dict[str, np.ndarray]
     def compute(piece: Piece, functions: SimpleNamespace, settings: SimpleNamespace, *arrays: Array) -> Any:
         return piece.compute(functions, settings, *arrays)
 
-    for piece in PIECES[taken.step](taken):
+    for piece in pieces:
         arguments = (piece, functions, settings, *(values[name] for name in piece.takes))
         with np.errstate(all="ignore"):
             made = np.asarray(visit(f"{step}: {piece.name}", "piece", compute, arguments, {}))
@@ -289,6 +312,8 @@ def walk_inside(steps: Collection[str]) -> Walk:
 def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAgreement]:
     """The pieces of the step of that name, in order; every one on the definition's own."""
     taken, dtype, found = oracle.taken[step], oracle.dtype, []
+    if not list_pieces(taken):
+        return []
     there = {package: framework_of(package) for package in comparable_packages(packages, dtype)}
     settings = {package: settings_of(taken, framework, dtype) for package, framework in there.items()}
 

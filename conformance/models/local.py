@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,16 +24,30 @@ from conformance.bounds.attention import EXP
 from conformance.bounds.layers import linear_gradients
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.models.attention_bounds import attend
+from conformance.models.attention_bounds import attend as block_attention
 from conformance.models.attention_bounds import linear as linear_approx
+from specification.blocks import windowed
+from specification.checkpoints import flatten
+from specification.configuration import AttentionLayer
 from specification.dtypes import FLOATING
-from specification.parameters import FeedForward, GatedFeedForward, Linear, MultiHeadAttention, Norm
+from specification.parameters import (
+    FeedForward,
+    GatedFeedForward,
+    LatentAttention,
+    Linear,
+    MixtureOfExperts,
+    MultiHeadAttention,
+    Norm,
+    mapped,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from specification.configuration import Configuration
     from specification.dropout import Dropout
+    from specification.masks import Mask
+    from specification.rotary import Rotation
 
 Step = Callable[..., Any]
 
@@ -76,14 +91,31 @@ def multi_head_attention(
     return bound(case_of(dtype, "multi_head_attention", inputs, **options))["output"]
 
 
+def gradient_bounds(p: Any, bounds: dict[str, Any]) -> Any:
+    """The bounds of the gradients of a structure of parameters; 0 where a case has none, as of what only chooses."""
+    names = iter(flatten(p))
+    return mapped(lambda array: bounds.get(gradient_name(next(names)), np.zeros(array.shape)), p)
+
+
+def mixture_of_experts(
+    dtype: str, p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, cotangent: np.ndarray | None
+) -> Any:
+    assert configuration.experts is not None  # a block has checked it
+    options = asdict(configuration.experts) | {"activation": configuration.activation}
+    bounds = bound(case_of(dtype, "mixture_of_experts", {"x": x} | flatten(p), cotangent, **options))
+    return bounds["output"] if cotangent is None else (gradient_bounds(p, bounds), bounds[gradient_name("x")])
+
+
 def transform(
     dtype: str,
-    p: FeedForward | GatedFeedForward,
+    p: FeedForward | GatedFeedForward | MixtureOfExperts,
     x: np.ndarray,
     dropout: Dropout | None,
     configuration: Configuration,
     cotangent: np.ndarray | None = None,
 ) -> Any:
+    if isinstance(p, MixtureOfExperts):
+        return mixture_of_experts(dtype, p, x, configuration, cotangent)
     operation = "gated_feed_forward" if isinstance(p, GatedFeedForward) else "feed_forward"
     options = {} if dropout is None else {"dropout_keep": dropout.keep, "dropout_rate": dropout.rate}
     options["activation"] = configuration.activation
@@ -94,6 +126,37 @@ def transform(
         Linear(*(bounds.get(gradient_name(f"{name}.{field}")) for field in Linear._fields)) for name in p._fields
     ]
     return type(p)(*gradients), bounds[gradient_name("x")]
+
+
+def attend(
+    dtype: str,
+    p: MultiHeadAttention | LatentAttention,
+    x: np.ndarray,
+    memory: np.ndarray,
+    mask: Mask | np.ndarray | None,
+    dropout: Dropout | None,
+    configuration: Configuration,
+    layer: AttentionLayer = AttentionLayer(),
+    bias: np.ndarray | None = None,
+    rotation: Rotation | None = None,
+    *,
+    cotangent: np.ndarray | None = None,
+) -> Any:
+    """Of a latent attention, x and memory each have a part of the gradient; a part is off by no more than the sum."""
+    if isinstance(p, MultiHeadAttention):
+        return block_attention(
+            dtype, p, x, memory, mask, dropout, configuration, layer, bias, rotation, cotangent=cotangent
+        )
+    assert layer.rotary is not None  # a block has checked it
+    rotary, scale = asdict(layer.rotary) | {"scaling": layer.rotary.scaling}, configuration.scale
+    options = {"rotary_width": rotary.pop("width"), "num_heads": configuration.num_heads, **rotary}
+    options |= {"mask": windowed(mask, layer), "eps": configuration.latent_eps, "length": x.shape[1]}
+    options |= {} if scale == "head_width" else {"scale": scale}
+    bounds = bound(case_of(dtype, "latent_attention", {"x": x} | flatten(p), cotangent, **options))
+    if cotangent is None:
+        return bounds["output"]
+    part = bounds[gradient_name("x")]
+    return gradient_bounds(p, bounds), part, part, None
 
 
 def normalize(
