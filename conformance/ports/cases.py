@@ -250,7 +250,7 @@ def list_sublayers(checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
     for path in flatten(checkpoint.places):
         words = path.split(".")
         if "blocks" in words and words[-2] in ("output", "outer"):
-            sublayer = ".".join(words[:-2])
+            sublayer = ".".join(words[: words.index("blocks") + 3])  # a mixture has many outer projections
             found[sublayer] = (*found.get(sublayer, ()), path)
     order = {"self_attention": 0, "attention": 0, "cross_attention": 1, "feed_forward": 2}
     return dict(sorted(found.items(), key=lambda item: sort_key(item[0], order)))

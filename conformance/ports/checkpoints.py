@@ -19,7 +19,7 @@ from conformance.cases.case import numpy_dtype
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.dialects import DIALECTS
-from specification.loading.config_file import has_output, meant_by, with_defaults
+from specification.loading.config_file import has_output, meant_by, sizes_of, with_defaults
 from specification.loading.folder import without_output
 from specification.loading.hyperparameters import checked
 from specification.loading.mapping import mapped as read_entries
@@ -141,6 +141,8 @@ def list_entries(dialect: Dialect, config: Config) -> dict[str, tuple[tuple[int,
     prefix = dialect.prefixes[0] if dialect.prefixes and whole else ""
     sizes = read_sizes(dialect, config)
     rows = [*numbered(variant.table, lambda _, place: sizes.get(place, 1))]
+    if any("[" in path for row in rows for path in row.paths):  # files have experts one by one, not stacked
+        rows = [row for row in rows if not row.stacked]
     absent, output = example.without, ""
     if dialect.config is not None:
         told, tied = with_defaults(dialect.config, config), dialect.config.tied or Tied("lm_head.weight")
@@ -150,6 +152,10 @@ def list_entries(dialect: Dialect, config: Config) -> dict[str, tuple[tuple[int,
         absent = tuple(f"{name}.*" for name in single)
         for key, name in dialect.config.entries.items():
             absent += () if told.get(key) else list_optional(rows, name)
+        layers = () if dialect.config.routed is None else dialect.config.routed.value(told)
+        for i, routed in enumerate(layers):
+            parts = ("up_proj.weight",) if routed else ("gate.weight", "experts.*")
+            absent += tuple(f"layers.{i}.mlp.{part}" for part in parts)
         absent += (output,) if told.get(tied.key) is not False else ()
     names = {row.theirs for row in rows if not matches(absent, row.theirs)}
     found: dict[str, tuple[tuple[int, ...], Row]] = {}
@@ -163,8 +169,8 @@ def list_entries(dialect: Dialect, config: Config) -> dict[str, tuple[tuple[int,
 
 def list_optional(rows: Sequence[Row], name: str) -> tuple[str, ...]:
     """Return patterns of the entries that a checkpoint has together with this one, or not at all."""
-    row = next(row for row in rows if row.theirs == name)
-    return row.when or (re.sub(r"\d+", "*", name),)
+    found = [row for row in rows if matches((name,), row.theirs)]
+    return tuple(pattern for row in found for pattern in row.when or (re.sub(r"\d+", "*", row.theirs),))
 
 
 def read_sizes(dialect: Dialect, config: Config) -> dict[str, int]:
@@ -175,10 +181,7 @@ def read_sizes(dialect: Dialect, config: Config) -> dict[str, int]:
     told = with_defaults(dialect.config, config)
     given = read_hyperparameters(dialect, config)
     sizes |= {name: given[name] for name in multiplied(dialect.described.table) & given.keys()}
-    sizes |= {size: told[key] for key, size in dialect.config.sizes.items() if told.get(key) is not None}
-    for key, other in dialect.config.instead.items():
-        if told.get(key) is None:
-            sizes[dialect.config.sizes[key]] = told[other]
+    sizes |= {size: value for size, (_, value) in sizes_of(dialect.config, told).items()}
     if "D" in sizes and "D" not in {s for k, s in dialect.config.sizes.items() if told.get(k) is not None}:
         sizes["D"] = sizes["E"] // given["num_heads"]
     if "image_size" in told:
@@ -200,7 +203,8 @@ def draw_checkpoint(dialect: str, config: Config, generator: np.random.Generator
         numbers = generator.normal(size=shape)
         path = row.paths[0]
         if len(shape) > 1:
-            fan_in = int(np.prod(shape[1:] if row.turned else shape[:-1])) if "embedding" not in path else 1
+            own = shape[1:] if row.stacked else shape
+            fan_in = int(np.prod(own[1:] if row.turned else own[:-1])) if "embedding" not in path else 1
             numbers /= np.sqrt(max(fan_in, 1))
         elif path.endswith("norm.weight"):
             numbers = 0.3 * numbers + (0 if plus_one else 1)

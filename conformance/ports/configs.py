@@ -35,6 +35,12 @@ ARCHITECTURES: Mapping[str, str] = {
     "gpt_neox": "GPTNeoXForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "t5": "T5ForConditionalGeneration",
 }
 """By dialect, the architecture that a config names."""
@@ -109,6 +115,18 @@ VIT = {
     "num_channels": 3,
 }
 
+LOCAL_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+DEEPSEEK = heads(4, 4, kv_lora_rank=10, q_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5) | {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 12,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
 CONFIGS: Mapping[str, tuple[Config, ...]] = {
     "bert": (
         BERT,
@@ -173,6 +191,21 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
         heads(3, 3, partial_rotary_factor=0.5),
     ),
     "olmo2": (heads(4, 2), heads(4, 1, attention_bias=True, rms_norm_eps=1e-3), heads(2, 2) | YARN),
+    "mixtral": (GROUPED | LOCAL_EXPERTS, ALONE | LOCAL_EXPERTS | {"sliding_window": 4, "num_experts_per_tok": 1}),
+    "qwen3_moe": (
+        GROUPED | EXPERTS,
+        WIDER | EXPERTS | {"norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "olmoe": (heads(4, 4) | EXPERTS, heads(4, 2) | EXPERTS | {"norm_topk_prob": True, "rms_norm_eps": 1e-3}),
+    "gpt_oss": (
+        GROUPED | LOCAL_EXPERTS | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        WIDER | LOCAL_EXPERTS | {"sliding_window": 3, "layer_types": ["full_attention", "full_attention"]} | YARN,
+    ),
+    "deepseek_v2": (
+        DEEPSEEK | {"q_lora_rank": None, "n_shared_experts": 2},
+        DEEPSEEK | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0, "attention_bias": True},
+    ),
+    "deepseek_v3": (DEEPSEEK, DEEPSEEK | {"q_lora_rank": None, "rope_interleave": False} | YARN),
     "modernbert": (
         heads(3, num_hidden_layers=3, local_attention=6, global_attn_every_n_layers=2),
         heads(4, norm_bias=True, attention_bias=True, mlp_bias=True, local_attention=4)

@@ -42,10 +42,12 @@ from reference_numpy.positions import sinusoidal_positions
 from reference_numpy.rotary import rotary_table
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.masks import Mask
-from specification.parameters import FeedForward, GatedFeedForward, Linear
+from specification.parameters import FeedForward, GatedFeedForward, Linear, MixtureOfExperts
 from specification.rotary import Scaling
 
 # The package has functions of these names.
+experts = importlib.import_module("reference_numpy.experts")
+latent_attention = importlib.import_module("reference_numpy.latent_attention")
 MULTI_HEAD_ATTENTION = importlib.import_module("reference_numpy.multi_head_attention")
 TRANSFORMER = importlib.import_module("reference_numpy.transformer")
 RUNS = 48
@@ -60,6 +62,8 @@ OPERATIONS = (
     *("feed_forward", "gated_feed_forward", "add", "shrink", "squeeze", "log_softmax"),
 )
 """The definition's functions in whose place those of `Noise` stand."""
+LATENT = ("project_latent_queries", "project_latents", "attend_to_latents")
+"""The definition's functions of latent attention, which consist of these operations."""
 COMPOUND = ("attend", "transform", "normalize", "pool", "multi_head_attention")
 """The definition's steps that consist of these operations."""
 FAILURE = 1e-9
@@ -130,9 +134,15 @@ class Noise:
         self.shared: dict[int, tuple[np.ndarray, Any]] = {}
         """By the identity of an array that all runs share, which is kept alive: how each run has it."""
         own = {name: getattr(self, name) for name in operations}
+        every = operations is OPERATIONS
+        router = {"router_logits": self.router_logits} if every else {}
+        inner = copy_functions(own | router, latent_attention, experts)
+        self.mixture = inner["mixture_of_experts"]
+        own |= {name: inner[name] for name in LATENT}
+        own["mixture_of_experts"] = self.mixture_of_experts if every else self.mixture
         copied = copy_functions(own, MULTI_HEAD_ATTENTION, blocks, TRANSFORMER)
         self.steps: dict[str, Any] = own | {name: copied[name] for name in COMPOUND}
-        if operations is OPERATIONS:
+        if every:
             self.steps |= {"embedding": self.embedding, "sinusoidal_positions": self.sinusoidal_positions}
 
     def repeat(self, computation: Computation) -> Computation:
@@ -286,6 +296,13 @@ class Noise:
         hidden = self.round(gate * self.linear(parameters.inner, x))
         hidden = hidden if dropout_keep is None else self.round(np.where(dropout_keep, hidden / (1 - dropout_rate), 0))
         return self.linear(parameters.outer, hidden)
+
+    def router_logits(self, x: np.ndarray, router: Linear) -> Any:
+        return self.linear(router, x)
+
+    def mixture_of_experts(self, parameters: MixtureOfExperts, x: np.ndarray, **options: Any) -> Any:
+        """Roundings of logits may change the choice, and the sum rounds once more than the networks."""
+        return self.round(self.mixture(parameters, x, **options))
 
     def add(self, x: np.ndarray, y: np.ndarray) -> Any:
         return self.round(x + self.each_run(y, x))
