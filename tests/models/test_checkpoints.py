@@ -499,7 +499,7 @@ KINDS = {
     "ALBERT": "Albert", "BART": "Bart Marian MBart Pegasus Whisper", "BLOOM or Falcon": "Bloom Falcon",
     "CLIP": "CLIP", "DeBERTa": "Deberta DebertaV2", "GPT-J": "GPTJ", "GPT-Neo": "GPTNeo",
     "Gemma 3 with images, or another model of several kinds": "Gemma3", "Mamba": "Mamba",
-    "Mixtral, GPT-OSS or another mixture of experts": "Mixtral GptOss Qwen3Moe", "MPNet": "MPNet", "OPT": "OPT",
+    "Qwen 2 MoE, Phi 3.5 MoE or another mixture of experts": "Qwen2Moe", "MPNet": "MPNet", "OPT": "OPT",
     "relatives of LLaMA": "Cohere Glm", "relatives of T5": "LongT5", "relatives of ViT": "DeiT", "XLNet": "XLNet",
 }  # fmt: skip
 

@@ -205,7 +205,7 @@ DECODERS = [name for name in CONTENT if DIALECTS[name].described.structure in (L
 
 
 def test_every_decoder_must_be_causal() -> None:
-    assert len(DECODERS) == 11
+    assert len(DECODERS) == 17
     assert all(DIALECTS[name].config.fixed["is_causal"] is True for name in DECODERS)
 
 
@@ -534,8 +534,8 @@ BROKEN: tuple[tuple[Callable[[Path, dict[str, str]], Any], type[Exception], str]
     (write_config({}), ValueError, "config.json names no model_type"),
     (write_config({"model_type": "rwkv"}), ValueError, "model_type is 'rwkv', and the dialects read 'bert', .*, 'vit'"),
     (
-        write_config({"model_type": "mixtral"}),
-        ValueError, "model_type is 'mixtral', of Mixtral, GPT-OSS or another mixture of experts, which no",
+        write_config({"model_type": "qwen2_moe"}),
+        ValueError, "model_type is 'qwen2_moe', of Qwen 2 MoE, Phi 3.5 MoE or another mixture of experts, which no",
     ),
 )  # fmt: skip
 

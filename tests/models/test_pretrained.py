@@ -45,7 +45,7 @@ pytest.importorskip("transformers")
 FIRST = {made.dialect: name for name, made in reversed(MODELS.items())}
 """By dialect, the name of its first model."""
 OF_EACH_CLASS = {made.architecture: name for name, made in reversed(MODELS.items())}
-ALONE = {"gemma2"}
+ALONE = {"gemma2", "gpt_oss"}
 """Dialects whose attention in transformers is "eager" alone."""
 
 
@@ -345,11 +345,13 @@ def test_what_a_file_says_shows(name: str, tmp_path: Path) -> None:
 
 
 def with_values_for_keys(variant: Variant) -> Variant:
-    """Its table with the projections of keys and values exchanged."""
-    other = {"key": "value", "value": "key"}
+    """Its table with the projections of keys and values exchanged; of latent attention, those of gated networks."""
+    latent = any(".key_value_up." in path for row in variant.table for path in row.paths)
+    one, two = ("gate", "inner") if latent else ("key", "value")
+    other = {one: two, two: one}
     rows = []
     for row in variant.table:
-        paths = [re.sub(r"(?<=\.)(key|value)(?=\.)", lambda found: other[found[0]], path) for path in row.paths]
+        paths = [re.sub(rf"(?<=\.)({one}|{two})(?=[.\[])", lambda found: other[found[0]], path) for path in row.paths]
         rows.append(row._replace(ours=tuple(paths) if len(paths) > 1 else paths[0]))
     return replace(variant, table=tuple(rows))
 

@@ -60,6 +60,13 @@ T5 = {
 }  # fmt: skip
 VIT = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 20, "num_hidden_layers": 2,
        "image_size": [8, 12], "patch_size": 4}  # fmt: skip
+ROUTED = {"num_local_experts": 6, "num_experts_per_tok": 2}
+QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+OLMOE = {"num_experts": 6, "num_experts_per_tok": 3}
+LATENT = heads(4, 4, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5)
+LATENT |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "first_k_dense_replace": 1}
+V2 = LATENT | {"n_shared_experts": 2, "q_lora_rank": None}
+V3 = LATENT | {"n_shared_experts": 1, "q_lora_rank": 8, "n_group": 4, "topk_group": 2}
 
 
 def many(dialect: str, architecture: str, **named: dict[str, Any]) -> dict[str, Pretrained]:
@@ -174,6 +181,48 @@ MODELS = (
         deep=VIT | {"num_hidden_layers": 4, "hidden_act": "relu", "image_size": [4, 16]},
     )
     | many("vit", "ViTForImageClassification", head=VIT)
+    | many(
+        "mixtral", "MixtralForCausalLM",
+        grouped=GROUPED | ROUTED,
+        windows=heads(4, 2) | ROUTED | {"sliding_window": 4, "num_experts_per_tok": 1},
+        wider=WIDER | ROUTED | {"tie_word_embeddings": True, "rms_norm_eps": 1e-3, "num_experts_per_tok": 4},
+        scaled=ALONE | ROUTED | {"hidden_act": "gelu"} | YARN,
+    )
+    | many(
+        "qwen3_moe", "Qwen3MoeForCausalLM",
+        grouped=GROUPED | QWEN_MOE,
+        dense=GROUPED | QWEN_MOE | {"mlp_only_layers": [1], "norm_topk_prob": True},
+        steps=GROUPED | QWEN_MOE | {"decoder_sparse_step": 2, "attention_bias": True, "tie_word_embeddings": True},
+        windows=ALONE | QWEN_MOE | {"use_sliding_window": True, "sliding_window": 4} | rope("default", 1e6),
+    )
+    | many(
+        "olmoe", "OlmoeForCausalLM",
+        each=heads(4, 4) | OLMOE,
+        grouped=heads(4, 2) | OLMOE | {"norm_topk_prob": True, "num_experts_per_tok": 2},
+        biased=heads(4, 1) | OLMOE | {"attention_bias": True, "rms_norm_eps": 1e-3},
+        scaled=heads(2, 2) | OLMOE | {"tie_word_embeddings": True} | YARN,
+    )
+    | many(
+        "gpt_oss", "GptOssForCausalLM",
+        windows=GROUPED | ROUTED | {"sliding_window": 4},
+        kinds=WIDER | ROUTED | {"sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
+        one=ALONE | ROUTED | {"num_experts_per_tok": 1, "tie_word_embeddings": True} | rope("default", 100.0),
+        scaled=EACH | ROUTED | {"num_experts_per_tok": 4, "rms_norm_eps": 1e-3} | YARN,
+    )
+    | many(
+        "deepseek_v2", "DeepseekV2ForCausalLM",
+        direct=V2,
+        compressed=V2 | {"q_lora_rank": 8, "attention_bias": True, "routed_scaling_factor": 2.0},
+        groups=V2 | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+        scaled=V2 | {"num_hidden_layers": 2, "first_k_dense_replace": 0, "rms_norm_eps": 1e-3} | YARN_SCALED,
+    )
+    | many(
+        "deepseek_v3", "DeepseekV3ForCausalLM",
+        compressed=V3,
+        direct=V3 | {"q_lora_rank": None, "attention_bias": True, "norm_topk_prob": False},
+        halves=V3 | {"rope_interleave": False, "n_group": 1, "topk_group": 1, "tie_word_embeddings": True},
+        scaled=V3 | {"num_hidden_layers": 2, "first_k_dense_replace": 0, "rms_norm_eps": 1e-3} | YARN_SCALED,
+    )
     | many("llama", "LlamaModel", headless=GROUPED)
     | many("qwen3", "Qwen3Model", headless=GROUPED)
 )  # fmt: skip
@@ -184,6 +233,11 @@ DECODER = {
     "architectures": ["XForCausalLM"], "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 6, "tie_word_embeddings": True,
     "torch_dtype": "bfloat16", "use_cache": True, "transformers_version": "4.41.0", "eos_token_id": [1, 2],
+}  # fmt: skip
+LATENT_DECODER = {name: value for name, value in DECODER.items() if name != "head_dim"} | {
+    "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "kv_lora_rank": 5, "q_lora_rank": 6,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 3, "v_head_dim": 4, "num_experts_per_tok": 2, "n_routed_experts": 3,
+    "moe_intermediate_size": 6, "first_k_dense_replace": 1, "n_shared_experts": 1,
 }  # fmt: skip
 CONTENT: dict[str, dict[str, Any]] = {
     "bert": {"num_attention_heads": 2, "hidden_size": 8, "layer_norm_eps": 1e-12, "type_vocab_size": 2},
@@ -199,6 +253,12 @@ CONTENT: dict[str, dict[str, Any]] = {
     "phi3": DECODER,
     "olmo2": DECODER,
     "modernbert": {"num_attention_heads": 2, "hidden_size": 8, "num_hidden_layers": 2, "norm_bias": False},
+    "mixtral": DECODER | {"num_local_experts": 3},
+    "qwen3_moe": DECODER | {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6},
+    "olmoe": DECODER | {"num_experts": 3, "num_experts_per_tok": 2},
+    "gpt_oss": DECODER | {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "deepseek_v2": LATENT_DECODER,
+    "deepseek_v3": LATENT_DECODER | {"n_group": 1, "topk_group": 1},
     "t5": {"num_heads": 4, "d_model": 8, "d_kv": 3, "relative_attention_num_buckets": 6, "num_layers": 1,
            "architectures": ["T5ForConditionalGeneration"]},
     "vit": {"num_attention_heads": 2, "hidden_size": 8, "patch_size": 3, "image_size": 6, "num_channels": 1},
@@ -245,6 +305,9 @@ def randomized(module: torch.nn.Module) -> torch.nn.Module:
         spread = 0.5 if parameter.ndim == 1 else min(0.3, parameter.shape[-1] ** -0.5)
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         parameter.data.copy_(spread * noise + around_one)
+    for name, buffer in module.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # 0, too, where training begins
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator, dtype=torch.float64))
     return module.eval()
 
 
@@ -256,6 +319,7 @@ def module_of(made: Pretrained, dtype: str, attention: str | None = "eager") -> 
     configuration = kind.config_class(**made.options)
     if attention is not None:
         configuration._attn_implementation = attention
+    configuration._experts_implementation = "eager"  # the grouped product that is the default takes no float64
     with arithmetic(dtype):
         return randomized(kind(configuration)).to(getattr(torch, dtype))
 
