@@ -385,8 +385,8 @@ def latent_rotation(rotary: Rotary | None, rotation: Rotation | None) -> tuple[R
 
 def latent_block(parameters: LatentAttention, x: Array, memory: Array, num_heads: int, rotary: Rotary | None) -> int:
     """Check a block's latent attention, and return the width that it rotates (MLA-1)."""
-    if memory is not x:
-        refuse("memory", "be x in latent attention, which attends to itself", "another array")
+    if memory.shape != x.shape:
+        refuse("memory", f"have the shape {list(x.shape)} of x in latent attention", list(memory.shape))
     if rotary is None:
         refuse("rotary", NEEDS_ROTARY, None)
     structure("parameters", parameters, LatentAttention)
