@@ -144,7 +144,7 @@ def sort_entries(
     inputs = {name: array for name, array in others.items() if array.ndim}
     options: dict[str, Any] = {name: array.item() for name, array in others.items() if not array.ndim}
     options |= {name: inputs.pop(name) for name in ("mask", "dropout_keep") if name in inputs}
-    known = {*record.lists, *(record.structure.fields if record.structure is not None else ())}
+    known = {*record.lists, *record.projections, *(record.structure.fields if record.structure is not None else ())}
     fields = {name: name.partition(".")[0].partition("[")[0] for name in inputs}  # inner[0].weight: inner
     unknown = {name: inputs.pop(name) for name, field in fields.items() if field != name and field not in known}
     positional, keywords = arguments(operation, inputs, {**options, **values})

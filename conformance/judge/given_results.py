@@ -399,7 +399,8 @@ def refuse_other_gradients(case: Case, gradients: Tree) -> None:
     """Raise ValueError for gradients by names that are no inputs of the call, and where none is left."""
     if isinstance(gradients, dict):
         record = operation_facts(case.operation)
-        structured = [name for name in record.differentiated if name in ("parameters", *record.lists)]
+        made = ("parameters", *record.lists, *record.projections)
+        structured = [name for name in record.differentiated if name in made]
         refuse_unknown("gradients", gradients, [*structured, *differentiable(case)])
         if all(gradient is None for gradient in gradients.values()):
             raise ValueError("gradients: there are none")

@@ -17,6 +17,7 @@ from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
 from conformance.sampling.draws import Rows
 from conformance.sampling.experts import (
+    CROWDED,
     FULL_GROUPS,
     NO_TOKENS,
     NO_TOKENS_MIXED,
@@ -134,7 +135,7 @@ def mixture_of_experts_probes(declaration: Declaration) -> list[Probe]:
         probe("MOE-4", "NaN in experts that nobody chose", cases(spoiled="experts"), 0.7, ROBUST),
         probe("MOE-4", "mixtures, sizes", mixture_rows(cases, declaration)),
         probe("MOE-5", "tokens beside padding", cases(masked=True, capacities=(None,))),
-        probe("MOE-5", "capacity", cases(capacities=(1, 2, 3), plans=SEVERAL), 1.5),
+        probe("MOE-5", "capacity", cases(capacities=(1, 2, 3), plans=CROWDED), 2.0),
         probe("MOE-5", "capacity and normalised weights", lossy()),
         probe("MOE-5", "NaN and infinity in padding", cases(spoiled="padding", plans=SEVERAL), 0.7, ROBUST),
         probe("MOE-5", "NaN and infinity in tokens", cases(spoiled="tokens", capacities=(None,)), 0.7, ROBUST),

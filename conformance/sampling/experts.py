@@ -54,6 +54,8 @@ MIXTURES: tuple[Mixture, ...] = (
 )
 NO_TOKENS_MIXED: tuple[Mixture, ...] = (((0,), 6, 8, 2, 5, 4), ((2, 0), 5, 4, 2, 3, 5))
 SEVERAL: tuple[Mixture, ...] = tuple(plan for plan in MIXTURES if prod(plan[0]) > 3)
+CROWDED: tuple[Mixture, ...] = (*SEVERAL, ((3, 4), 6, 4, 2, 5, 4), ((4, 3), 5, 4, 1, 4, 3))
+"""More tokens than experts have places, also in a batch of sequences."""
 ONE_TOKEN_MIXED: tuple[Mixture, ...] = (((1,), 6, 8, 2, 5, 4), ((1,), 7, 16, 3, 4, 5))
 GROUPINGS = (1, 4, 8)
 SCALES = (1.0, 1.0, 2.5, 0.3)

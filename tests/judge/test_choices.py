@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import torch
 from torch.nn import functional as F
 
 import reference_numpy
+from conformance import compare
+from conformance.cases.arguments import arguments
 from conformance.checks.findings import Finding
 from conformance.checks.levels import CORE, STRICT
-from specification import FeedForward, MixtureOfExperts, Routing
+from conformance.sampling.experts import mixture_cases
+from specification import FeedForward, Linear, MixtureOfExperts, Routing
 from tests.support.helpers import EVERYTHING, OPERATIONS, Probe, draw_cases, judged, runner_of, violated
 
 ROUTE = {probe.name: probe for probe in OPERATIONS["route"].probes(EVERYTHING)}
@@ -148,3 +152,23 @@ def test_mixtures_in_16_bits_need_a_declaration() -> None:
     assert violated(mixture_in_16_bits, *rules, **given) != []
     declared = {"scores": "inputs", "combined": "inputs"}
     assert violated(mixture_in_16_bits, *rules, **given, conventions=declared) == []
+
+
+@pytest.mark.rule("MOE-3", "MOE-4")
+def test_results_computed_elsewhere() -> None:
+    """Of structures in structures, and of pairs in the order of their weights."""
+    (_, case), *_ = draw_cases(mixture_cases(("gated",), shared=True, biased=True, dtypes=("float32",)), 1, 0)
+    (parameters, x), options = arguments(case.operation, case.inputs, case.options)
+    given = {"parameters": parameters, "x": x, **options}
+    output = reference_numpy.mixture_of_experts(**given)
+    gradients = reference_numpy.mixture_of_experts_vjp(cotangent=case.cotangents["output"], **given)._asdict()
+    judged = partial(compare, "mixture_of_experts", cotangent=case.cotangents["output"], **given)
+    assert judged(output, gradients=gradients).conforms
+    right = gradients["parameters"]
+    wrong = right._replace(shared=right.shared._replace(outer=Linear(2 * right.shared.outer.weight)))
+    assert not judged(output, gradients=gradients | {"parameters": wrong}).conforms
+    routed = reference_numpy.route(x, parameters.router, chosen=case.options["chosen"])
+    back = routed.indices[..., ::-1], routed.weights[..., ::-1], routed.scores
+    pairs = partial(compare, "route", x=x, router=parameters.router, chosen=case.options["chosen"])
+    assert pairs(back).conforms
+    assert not pairs((routed.indices, back[1], routed.scores)).conforms
