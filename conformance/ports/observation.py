@@ -79,7 +79,7 @@ class Observation:
         """The bounds of the right result, grown as the prediction's numbers are larger than the right ones."""
         right, bound = self.case.exact_and_bound
         with np.errstate(all="ignore"):
-            growth = np.nanmax(np.abs(predicted)) / max(np.nanmax(np.abs(right)), 1e-300)
+            growth = largest(predicted) / max(largest(right), 1e-300)
         limits = bound * max(1.0, growth) + UNIT_ROUNDOFF[self.case.dtype] * np.abs(predicted)
         return self.case.select(limits)
 
@@ -90,6 +90,11 @@ class Observation:
             return True
         difference = self.case.select(predicted) - self.case.select(right)
         return largest_ratio(difference, self.case.select(bound)) > MARGIN
+
+
+def largest(array: np.ndarray) -> float:
+    """The largest size of a number that is finite; 0 where none is."""
+    return float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
 
 
 def largest_ratio(difference: np.ndarray, limits: np.ndarray) -> float:

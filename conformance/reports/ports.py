@@ -173,8 +173,10 @@ def describe_scope(scope: Sequence[str]) -> str:
         return ""
     if len(scope) > 1:
         places = [part.rstrip(".").rpartition("blocks.")[2].partition(".") for part in scope]
-        part = places[0][2]  # a scope of several names has the same part of each block, or whole blocks
-        return f", in {f'the {part} of ' * bool(part)}blocks {', '.join(block for block, _, _ in places)}"
+        # A scope of several names has the same parts of each block, or whole blocks.
+        blocks, parts = (list(dict.fromkeys(place[index] for place in places)) for index in (0, 2))
+        of = f"the {' and '.join(parts)} of " if parts[0] else ""
+        return f", in {of}blocks {', '.join(blocks)}"
     return f", in {scope[0].rstrip('.')}"
 
 

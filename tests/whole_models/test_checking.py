@@ -467,6 +467,10 @@ def test_an_output_layer_behind_a_norm_without_bias_is_told_from_the_embedding(n
         (("blocks.1.",), ", in blocks.1"),
         (("decoder.blocks.0.", "decoder.blocks.1."), ", in blocks 0, 1"),
         (("blocks.0.attention_norm", "blocks.1.attention_norm"), ", in the attention_norm of blocks 0, 1"),
+        (
+            ("blocks.0.a_norm", "blocks.0.b_norm", "blocks.1.a_norm", "blocks.1.b_norm"),
+            ", in the a_norm and b_norm of blocks 0, 1",
+        ),
     ],
 )
 def test_a_scope_in_words(scope: tuple[str, ...], words: str) -> None:

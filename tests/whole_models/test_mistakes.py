@@ -137,6 +137,14 @@ def test_kinds_of_layers_are_those_of_each_config() -> None:
     assert len(causes[0].observations) == causes[0].failing == sum(one.failed for one in observations)
 
 
+def test_norms_that_are_all_left_out_are_one_mistake() -> None:
+    cases = list_model_cases("gemma2")[:2]
+    strange = rewrite_steps("normalize", "_output_norm", lambda step: step._replace(function=lambda norm, x, c: x))
+    causes, _ = find_causes(observe(strange, cases), lambda more: observe(strange, more))
+    (mistake,) = causes[0].mistakes
+    assert (mistake.id, len(mistake.scope), len(causes)) == ("norm.left-out", 4, 1)
+
+
 def test_a_mistake_that_explains_little_stands_before_no_larger_one() -> None:
     """Logits three times as large have no name; with little in the stream they look like those of another norm."""
     strange = rewrite_steps("linear", "output", lambda step: step.argument(1, 3 * step.arguments[1]))

@@ -178,7 +178,8 @@ def cap_before_scale(
 ) -> Any:
     factor = resolve_scale(scale, query.shape[-1])
     scores = factor * attention_scores(query, key, np.ones_like(allowed), bias=None, scale=1.0, softcap=softcap)
-    return np.where(allowed, scores if bias is None else scores + bias, -np.inf)
+    # Finite, so that a row without keys is no NaN.
+    return np.where(allowed, scores if bias is None else scores + bias, -1e300)
 
 
 def join_unturned(heads: np.ndarray) -> Any:

@@ -130,6 +130,7 @@ def list_scopes(computation: Computation) -> list[Scope]:
     found += [tuple(blocks)]
     found += [tuple(blocks[1:]), tuple(blocks[:-1])] if len(blocks) > 2 else []
     found += [tuple(blocks[::2]), tuple(blocks[1::2])] if len(blocks) > 3 else []
+    found += [tuple(f"{block}{part}" for block in blocks for part in PARTS if part.endswith("_output_norm"))]
     found += [tuple(f"{block}{part}" for block in blocks) for part in PARTS]
     found += [(block,) for block in blocks]
     found += [(f"{block}{part}",) for block in blocks for part in PARTS]
@@ -154,4 +155,4 @@ def limit_mistakes(computation: Computation, mistakes: tuple[StepMistake, ...]) 
             reached = frozenset(name for name in names if not scope or name.startswith(scope))
             if reached not in seen:
                 seen.add(reached)
-                yield mistake.limit_to(scope)
+                yield mistake.limit_to(tuple(part for part in scope if any(name.startswith(part) for name in names)))
