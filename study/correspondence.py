@@ -40,9 +40,17 @@ def correspondence(dialect: str) -> list[Correspondence]:
     found = []
     for theirs, entry in checkpoint.items():
         low, high = entry.min(), entry.max()
-        taken = {name: array for name, array in arrays.items() if low <= array.flat[0] <= high}
-        found += [Correspondence(theirs, name, how(entry, array)) for name, array in taken.items()]
-        found += [] if taken else [Correspondence(theirs, "")]
+        taken = []
+        for name, array in arrays.items():
+            if low <= array.min() and array.max() <= high:
+                taken.append(Correspondence(theirs, name, how(entry, array)))
+                continue
+            # One of the arrays that are stacked, as those of experts are.
+            places = [i for i, part in enumerate(array) if low <= np.min(part) and np.max(part) <= high]
+            if len(places) == 1 and array.ndim > 1:
+                said = f"number {places[0] + 1} of {len(array)}, {how(entry, array[places[0]])}"
+                taken.append(Correspondence(theirs, name, said.removesuffix(", ")))
+        found += taken or [Correspondence(theirs, "")]
     return found
 
 

@@ -25,7 +25,7 @@ PAGES = {
     "scaled_embedding": "embedding", "source_padding": "transformer", "target_padding": "transformer",
     "target_mask": "masks", "pooling": "transformer", "softcap": "scores", "attention_layers": "blocks",
     "relative_furthest": "positions", "scaled_output": "transformer", "output_softcap": "transformer",
-    "patch_size": "embedding",
+    "patch_size": "embedding", "experts": "experts", "latent_eps": "latent_attention",
 }  # fmt: skip
 """Where the operation is studied that an option of the configuration changes."""
 

@@ -11,7 +11,7 @@ from specification.configuration import AttentionLayer, Configuration
 from specification.dialects import DIALECTS
 from specification.loading.record import Dialect
 from specification.loading.table import matches
-from specification.parameters import Decoder, Embedding, Encoder, ImageEmbedding, MultiHeadAttention
+from specification.parameters import Decoder, Embedding, Encoder, ImageEmbedding, LatentAttention, MultiHeadAttention
 from study.checkpoints import small
 from study.pages import paragraphs
 from study.structures import every, per_head
@@ -70,7 +70,9 @@ def structure_facts(dialect: str, parameters: ModelParameters) -> dict[str, str]
     """What the weights of its small model say by themselves, without an option."""
     attentions, embeddings = every(MultiHeadAttention, parameters), every(Embedding, parameters)
     stacks = [*stacks_of(parameters)]
-    projections = [part[0] if isinstance(part, list) else part for part in attentions[0][:3]]
+    latents = every(LatentAttention, parameters)
+    parts = [*attentions[0][:3]] if attentions else [latents[0].query, latents[0].key_value_down]
+    projections = [part[0] if isinstance(part, list) else part for part in parts]
     given = "tokens" if embeddings else "images" if every(ImageEmbedding, parameters) else "embeddings"
     facts = {"structure": f"{type(parameters).__name__}, called with {given}"}
     if stacks:
@@ -78,8 +80,11 @@ def structure_facts(dialect: str, parameters: ModelParameters) -> dict[str, str]
     if embeddings:
         facts["norm after the embedding"] = yes(embeddings[0].norm is not None)
         facts["token types"] = yes(embeddings[0].token_types is not None)
-    biased = all(part.bias is not None for part in projections)
-    facts["biases of query, key, value"] = yes(biased) + otherwise(DIALECTS[dialect], "query.bias", biased)
+    biased, path = (
+        all(part.bias is not None for part in projections),
+        "key_value_down.bias" if latents else "query.bias",
+    )
+    facts["biases of query, key, value"] = yes(biased) + otherwise(DIALECTS[dialect], path, biased)
     facts["projections"] = "one for each head" if per_head(parameters) else "one for all heads"
     return facts
 

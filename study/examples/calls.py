@@ -122,6 +122,14 @@ def examples() -> dict[str, Example]:
                  {"activation": "gelu"}),
             (("normal_distribution", "x"), ("feed_forward", "hidden")),
         ),
+        "experts": Example(
+            Case("mixture_of_experts", "float32",
+                 {"x": numbers(77, 3, 2), "router.weight": numbers(78, 2, 3),
+                  "experts.inner.weight": numbers(79, 3, 2, 3), "experts.outer.weight": numbers(80, 3, 3, 2)},
+                 {"chosen": 2, "activation": "relu"}),
+            (("route_by_logits", "scores"),),
+            "Each of three tokens goes through two of three experts, those with the largest scores.",
+        ),
         "losses": Example(
             Case("cross_entropy", "float32", {"logits": numbers(11, 3, 4), "targets": np.array([2, -1, 0])},
                  {"ignore": -1}),
