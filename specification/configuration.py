@@ -74,8 +74,8 @@ class Configuration:
     softcap: of the same scores (ATT-2); None for none.
     attention_layers: of every block's self-attention, in order; a single one is that of all, none is as plain as can
         be.
-    experts: of all blocks whose feed-forward network is a mixture of experts; None where there is none. With them,
-        activation may be "clamped_swiglu" too (MOE-4).
+    experts: of all blocks whose feed-forward network is a mixture of experts; None where there is none. They
+        alone may have the activation "clamped_swiglu" (MOE-4).
     latent_eps: of the norms inside latent attentions (MLA-1), whatever norm_eps is.
     relative_furthest: the distance from which on all keys share a bucket of relative positions (POS-6).
     empty_rows: what a position gets that may attend to nothing (ATT-6).
@@ -120,7 +120,7 @@ class Configuration:
         for field in fields(self):
             value = getattr(self, field.name)
             choices = CHOICES.get(field.name, ())
-            choices += ("clamped_swiglu",) if field.name == "activation" and self.experts is not None else ()
+            choices += ("clamped_swiglu",) if field.name == "activation" else ()
             if choices and value not in choices:
                 known = ", ".join(map(repr, choices))
                 raise ValueError(f"{field.name} must be one of {known}, got {value!r}")

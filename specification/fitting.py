@@ -181,6 +181,8 @@ class Fitting:
                 self.problems.append(f"{joined(path, name)} must have {count} heads, got {len(part)}")
 
     def feed_forward(self, path: str, p: FeedForward | GatedFeedForward, width: Size) -> None:
+        if self.configuration.activation == "clamped_swiglu":
+            self.problems.append(f"{path} has no activation 'clamped_swiglu', which only experts have")
         inner: Size = None
         if isinstance(p, GatedFeedForward):
             width, inner = self.linear(f"{path}.gate", p.gate, width)
