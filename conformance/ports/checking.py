@@ -150,6 +150,9 @@ class PortCheck:
         shown = {id(one): cause.rule for cause in causes for one in (*cause.observations, *cause.beside)}
         for one in self.observations:  # what a cause explains breaks the cause's rule
             found[shown.get(id(one), one.case.rule)].add(one.finding.ratio, one.case.dtype)
+        for violation in self.violations:  # a cause may show in sublayers alone, about which the port was asked later
+            if violation.cause is not None and not found[violation.rule].cases:
+                found[violation.rule].add(violation.finding.ratio, violation.cause.observations[0].case.dtype)
         return dict(found)
 
     # --- asking ---

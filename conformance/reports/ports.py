@@ -64,6 +64,8 @@ def describe_observation(one: Observation) -> str:
     what = describe_part(detail)
     beside = "" if one.case.probe == "plain" else f", in the case: {one.case.probe}"
     told = f"{what}{describe_detail(detail)}{describe_nan_place(one)}{at}{beside}"
+    if isinstance(detail, NotANumber):
+        told += "; a row whose keys are all masked by -inf is NaN: mask by -1e9, and the numbers show what is wrong"
     if isinstance(detail, DtypeOrShape) and detail.shape[:-1] == detail.due[:-1]:
         told += "; hidden states in the place of logits" if looks_hidden(one, detail) else ""
     return told
@@ -143,7 +145,7 @@ def describe_gradients(shown: Finding, cause: GradientCause | None, wrong: int, 
         return f"{wrong} of {count} gradients are wrong: {describe_finding(shown)}"
     named = GRADIENT_MISTAKES.get(cause.mistake, "").format(paths=" and ".join(cause.paths))
     first = join_names(cause.entries, MOST_ENTRIES)
-    told = f"{wrong} of {count} gradients are wrong, on the way back first {first}"
+    told = f"{wrong} of {count} gradients are wrong, on the way back first {first}; or the next sublayer's input is cut"
     return f"{named}{'; ' * bool(named)}{told}; {describe_finding(shown)}"
 
 

@@ -408,6 +408,15 @@ def test_hidden_states_in_the_place_of_logits_are_told() -> None:
     assert "hidden states in the place of logits" in violation.message
 
 
+def test_nan_has_advice() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        port = bert_numpy.build(config, state_dict)
+        return lambda tokens, **options: port(tokens, **options) * np.float32("nan")
+
+    (violation,) = judge(build).violations
+    assert "mask by -1e9" in violation.message
+
+
 def test_options_that_are_set_stay_so() -> None:
     report = judge(refuses_options, set={"hidden_act": "gelu"})
     assert report.conforms, report
