@@ -92,6 +92,7 @@ def test_a_mistake_is_placed_and_named(name: str) -> None:
     assert (first.step, first.diagnosis) == SHOWN[name]
     assert first.step == one.where
     assert not report.conforms
+    assert all(report.rules[violation.rule].cases for violation in report.violations)
 
 
 def test_wrong_gradients_are_placed() -> None:

@@ -668,6 +668,11 @@ MISTAKES = (
         entry("heads-not-turned", "the results of heads are joined before heads and positions change places", change)
         for change in (NOT_TURNED, fill_by_means(NOT_TURNED))  # what rows without keys give reaches others
     ),
+    entry(
+        "heads-cut-from-rows",
+        "queries, keys and values are reshaped to [B, H, T, D] without a transpose",
+        attend_with(split_heads=lambda x, heads: x.reshape(x.shape[0], heads, x.shape[1], -1)),
+    ),
     project("heads-merged", "the results of heads are joined as [D, H]", merge_otherwise),
     *(
         project(name, says, permute_columns(query, key), "POS-3")
