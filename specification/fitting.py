@@ -180,8 +180,10 @@ class Fitting:
             if not isinstance(part, Linear) and len(part) != count:
                 self.problems.append(f"{joined(path, name)} must have {count} heads, got {len(part)}")
 
-    def feed_forward(self, path: str, p: FeedForward | GatedFeedForward, width: Size) -> None:
-        if self.configuration.activation == "clamped_swiglu":
+    def feed_forward(
+        self, path: str, p: FeedForward | GatedFeedForward, width: Size, *, of_experts: bool = False
+    ) -> None:
+        if self.configuration.activation == "clamped_swiglu" and not of_experts:
             self.problems.append(f"{path} has no activation 'clamped_swiglu', which only experts have")
         inner: Size = None
         if isinstance(p, GatedFeedForward):
@@ -242,7 +244,11 @@ class Fitting:
             if linear.bias is not None:
                 self.array(f"{path}.experts.{name}.bias", linear.bias, count, last)
         if p.shared is not None:
-            self.feed_forward(f"{path}.shared", p.shared, width)
+            self.feed_forward(f"{path}.shared", p.shared, width, of_experts=True)
+            if type(p.shared) is not type(p.experts):
+                self.problems.append(f"{path}.shared is a network of another kind than the experts")
+        if self.configuration.activation == "clamped_swiglu" and not isinstance(p.experts, GatedFeedForward):
+            self.problems.append(f"{path} has no activation 'clamped_swiglu', which gated experts alone have")
         if count is not None:
             self.checked(path, checks.expert_choice, count, **asdict(choice))
 

@@ -169,7 +169,9 @@ def project_back(x: Approx, weights: Approx, p: Precision) -> Approx:
     return side_gradient(matmul(side(x, p), side(weights, p).transposed, p), p)
 
 
-def one_form(case: Case, p: Precision, absorbed: bool, angle_error: float | np.ndarray) -> dict[str, Approx]:
+def one_form(
+    case: Case, p: Precision, absorbed: bool, angle_error: float | np.ndarray, factor: np.ndarray | None
+) -> dict[str, Approx]:
     """Values and errors of all results, as an implementation of one form has them."""
     given = {n: exact(np.where(np.isnan(a), 0, a) if n == "x" else a) for n, a in case.inputs.items()}
     x, options, turn = given["x"], case.options, turn_of(case, p, angle_error)
@@ -189,7 +191,7 @@ def one_form(case: Case, p: Precision, absorbed: bool, angle_error: float | np.n
 
     def attend(query: Approx, key: Approx, value: Approx, bar: Approx | None) -> tuple[Approx, dict[str, Approx]]:
         result, found = att.attention(
-            "output", query, key, value, allowed, bar, bias=None, scale=scale, softcap=None, sinks=None, factor=None,
+            "output", query, key, value, allowed, bar, bias=None, scale=scale, softcap=None, sinks=None, factor=factor,
             empty_rows="zero", p=p,
         )  # fmt: skip
         return store(result), {name: store(gradient) for name, gradient in found.items()}
@@ -267,7 +269,12 @@ def one_form(case: Case, p: Precision, absorbed: bool, angle_error: float | np.n
     return results | {gradient_name(name): found[name] for name in case.inputs if name in found}
 
 
-def latent_attention(case: Case, p: Precision, angle_error: float | np.ndarray = 0.0) -> dict[str, Approx]:
-    """Of either form the larger bound. angle_error: of the angles, beside what is derived here."""
-    expanded, absorbed = (one_form(case, p, absorbed, angle_error) for absorbed in (False, True))
+def latent_attention(
+    case: Case, p: Precision, angle_error: float | np.ndarray = 0.0, factor: np.ndarray | None = None
+) -> dict[str, Approx]:
+    """Of either form the larger bound.
+
+    angle_error: of the angles, beside what is derived here. factor: of the weights, by which a block drops some.
+    """
+    expanded, absorbed = (one_form(case, p, absorbed, angle_error, factor) for absorbed in (False, True))
     return {name: Approx(one.value, np.maximum(one.error, absorbed[name].error)) for name, one in expanded.items()}

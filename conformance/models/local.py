@@ -21,12 +21,14 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import LOG, TANH, Approx, Precision, exact, round_output
 from conformance.bounds.attention import EXP
+from conformance.bounds.latent_attention import latent_attention
 from conformance.bounds.layers import linear_gradients
+from conformance.bounds.operations import bound_results
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.models.attention_bounds import attend as block_attention
 from conformance.models.attention_bounds import linear as linear_approx
-from specification.blocks import windowed
+from specification.blocks import attention_options, windowed
 from specification.checkpoints import flatten
 from specification.configuration import AttentionLayer
 from specification.dtypes import FLOATING
@@ -148,11 +150,17 @@ def attend(
             dtype, p, x, memory, mask, dropout, configuration, layer, bias, rotation, cotangent=cotangent
         )
     assert layer.rotary is not None  # a block has checked it
-    rotary, scale = asdict(layer.rotary) | {"scaling": layer.rotary.scaling}, configuration.scale
+    rotary = asdict(layer.rotary) | {"scaling": layer.rotary.scaling}
+    inside = attention_options(x.shape[-1], windowed(mask, layer), dropout, configuration)
     options = {"rotary_width": rotary.pop("width"), "num_heads": configuration.num_heads, **rotary}
-    options |= {"mask": windowed(mask, layer), "eps": configuration.latent_eps, "length": x.shape[1]}
-    options |= {} if scale == "head_width" else {"scale": scale}
-    bounds = bound(case_of(dtype, "latent_attention", {"x": x} | flatten(p), cotangent, **options))
+    options |= {"eps": configuration.latent_eps, "length": x.shape[1], "mask": inside["mask"], "scale": inside["scale"]}
+    case, precision = (
+        case_of(dtype, "latent_attention", {"x": x} | flatten(p), cotangent, **options),
+        Precision.make(dtype),
+    )
+    keep = inside["dropout_keep"]
+    factor = None if keep is None else np.where(keep, 1 / (1 - inside["dropout_rate"]), 0.0)
+    bounds = bound_results(latent_attention(case, precision, factor=factor), case, precision)
     if cotangent is None:
         return bounds["output"]
     part = bounds[gradient_name("x")]

@@ -19,7 +19,7 @@ from conformance.cases.case import numpy_dtype
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.dialects import DIALECTS
-from specification.loading.config_file import has_output, meant_by, sizes_of, with_defaults
+from specification.loading.config_file import has_output, meant_by, routed_layers, sizes_of, with_defaults
 from specification.loading.folder import without_output
 from specification.loading.hyperparameters import checked
 from specification.loading.mapping import mapped as read_entries
@@ -149,10 +149,12 @@ def list_entries(dialect: Dialect, config: Config) -> dict[str, tuple[tuple[int,
         output = tied.output
         # What only the example lacks is for the config to say, but not what no such checkpoint has.
         single = [name.rpartition(".")[0] for name in example.without if "*" not in name and name != output]
+        if dialect.config.routed is not None:  # which layers have experts, the config says
+            single = [name for name in single if ".mlp." not in name]
         absent = tuple(f"{name}.*" for name in single)
         for key, name in dialect.config.entries.items():
             absent += () if told.get(key) else list_optional(rows, name)
-        layers = () if dialect.config.routed is None else dialect.config.routed.value(told)
+        layers = routed_layers(dialect.config, told)
         for i, routed in enumerate(layers):
             parts = ("up_proj.weight",) if routed else ("gate.weight", "experts.*")
             absent += tuple(f"layers.{i}.mlp.{part}" for part in parts)

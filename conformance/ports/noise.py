@@ -135,7 +135,7 @@ class Noise:
         """By the identity of an array that all runs share, which is kept alive: how each run has it."""
         own = {name: getattr(self, name) for name in operations}
         every = operations is OPERATIONS
-        router = {"router_logits": self.router_logits} if every else {}
+        router = {"router_logits": self.router_logits, "clamped_gate": self.clamped_gate} if every else {}
         inner = copy_functions(own | router, latent_attention, experts)
         self.mixture = inner["mixture_of_experts"]
         own |= {name: inner[name] for name in LATENT}
@@ -299,6 +299,11 @@ class Noise:
 
     def router_logits(self, x: np.ndarray, router: Linear) -> Any:
         return self.linear(router, x)
+
+    def clamped_gate(self, gate: np.ndarray) -> Any:
+        """Rounded twice, as the product of it and the other projection is."""
+        exactly = experts.clamped_gate(gate)
+        return self.round(self.round(self.move(exactly, bound_activation("silu", exact(1.702 * gate), self.p).error)))
 
     def mixture_of_experts(self, parameters: MixtureOfExperts, x: np.ndarray, **options: Any) -> Any:
         """Roundings of logits may change the choice, and the sum rounds once more than the networks."""

@@ -29,6 +29,7 @@ from specification.loading.decoders import (
     latent_heads,
     mixture,
     only_with,
+    read_group_count,
     read_latent_layers,
 )
 from specification.loading.record import Computed
@@ -70,7 +71,7 @@ def read_groups(told: Mapping[str, Any], key: str) -> int:
     method = told["topk_method"]
     if method not in ("greedy", "group_limited_greedy"):
         raise ValueError(f"topk_method is {method!r}, which is not known")
-    return told[key] if method == "group_limited_greedy" else 1
+    return read_group_count(told, key) if method == "group_limited_greedy" else 1
 
 
 DIALECT = decoder_dialect(
@@ -94,7 +95,13 @@ DIALECT = decoder_dialect(
         "groups": Computed(("n_group", "topk_method"), lambda told: read_groups(told, "n_group")),
         "chosen_groups": Computed(("topk_group", "topk_method"), lambda told: read_groups(told, "topk_group")),
     },
-    fixed={"norm_topk_prob": False, "mlp_bias": False, "scoring_func": "softmax", "moe_layer_freq": 1},
+    fixed={
+        "norm_topk_prob": False,
+        "mlp_bias": False,
+        "rope_interleave": True,
+        "scoring_func": "softmax",
+        "moe_layer_freq": 1,
+    },
     entries=LATENT_ENTRIES,
     sizes=LATENT_SIZES,
     computed_sizes=LATENT_WIDTHS,

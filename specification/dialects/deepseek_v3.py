@@ -28,6 +28,7 @@ from specification.loading.decoders import (
     latent_heads,
     mixture,
     only_with,
+    read_group_count,
     read_latent_layers,
 )
 from specification.loading.record import Computed
@@ -72,14 +73,22 @@ DIALECT = decoder_dialect(
     only_with("mlp.up_proj.weight", gated()),
     mixture("M", everywhere=False, choice_bias=True, shared="S"),
     NORMS_BEFORE,
-    layers=Computed((*ROPE_KEYS, "num_hidden_layers", "qk_rope_head_dim", "rope_interleave"), read_latent_layers),
+    layers=Computed(
+        (*ROPE_KEYS, "num_hidden_layers", "qk_rope_head_dim", "rope_interleave"),
+        lambda told: read_latent_layers(told, "interleaved" if told["rope_interleave"] else "halves"),
+    ),
     defaults={
         "deepseek_v3": DEFAULTS
         | {"attention_bias": False, "max_position_embeddings": 4096, "rope_interleave": True, "norm_topk_prob": True}
         | {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3}
     },
     configuration=configuration,
-    keys=LATENT_KEYS | {"groups": "n_group", "chosen_groups": "topk_group", "weighting": NORMALIZED},
+    keys=LATENT_KEYS
+    | {
+        "groups": Computed(("n_group",), lambda told: read_group_count(told, "n_group")),
+        "chosen_groups": Computed(("topk_group",), lambda told: read_group_count(told, "topk_group")),
+        "weighting": NORMALIZED,
+    },
     fixed={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
     entries=LATENT_ENTRIES,
     sizes=LATENT_SIZES,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specification.configuration import AttentionLayer, Configuration
+from specification.configuration import AttentionLayer, Configuration, is_count
 from specification.loading.families import judgeable, of_model_type
 from specification.loading.record import ConfigFile, Dialect
 from specification.loading.table import any_of
@@ -183,9 +183,23 @@ def sizes_of(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, tuple[str
         size: (said[key], told[said[key]]) for key, size in config.sizes.items() if told.get(said[key]) is not None
     }
     for size, (keys, value) in config.computed_sizes.items():
-        if all(told.get(key) is not None for key in keys):
+        if all(is_count(told.get(key)) for key in keys):
             found[size] = f"what follows from {' and '.join(keys)}", value(told)
     return found
+
+
+def routed_layers(config: ConfigFile, content: Mapping[str, Any]) -> list[bool]:
+    """Tell of every layer whether it has experts, by a file's content with defaults; empty where all are alike.
+
+    ValueError for entries that do not say it.
+    """
+    if config.routed is None:
+        return []
+    try:
+        return list(config.routed.value(content))
+    except (TypeError, ArithmeticError, KeyError) as error:
+        said = " and ".join(f"{key} is {content.get(key)!r}" for key in config.routed.keys)
+        raise ValueError(f"which layers have experts cannot be read: {said}") from error
 
 
 def has_output(told: Mapping[str, Any]) -> bool:
@@ -202,7 +216,10 @@ def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[
         if key in content and bool(content[key]) != any_of((name, f"*.{name}"), entries):
             has = "there are no such entries" if content[key] else "there are such entries"
             found.append(f"by config.json {key} is {content[key]!r}, and {has}: {name}")
-    layers = () if config.routed is None else config.routed.value(content)
+    try:
+        layers = routed_layers(config, content)
+    except ValueError as error:
+        layers, found = [], [str(error)]
     for i, routed in enumerate(layers):
         if routed != any_of((f"*layers.{i}.mlp.gate.weight",), entries):
             there = "has no router" if routed else "has a router"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specification.configuration import AttentionLayer, Configuration
+from specification.configuration import AttentionLayer, Configuration, is_count
 from specification.loading.record import Computed, ConfigFile, Dialect, Example, Tied, Variant
 from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, layers_of, rotary_of, upper_windows
 from specification.loading.table import Row, Table, array, each, linear, norm, table
@@ -143,9 +143,8 @@ LATENT_WIDTHS = {
 """Of `ConfigFile.computed_sizes`, of DeepSeek."""
 
 
-def read_latent_layers(told: Mapping[str, Any]) -> Layers:
+def read_latent_layers(told: Mapping[str, Any], pairing: str = "interleaved") -> Layers:
     """Read how latent attentions rotate the last columns of a query, and the key that all heads share."""
-    pairing = "interleaved" if told.get("rope_interleave", True) else "halves"
     rotary = replace(rotary_of(told), width=told["qk_rope_head_dim"], pairing=pairing)
     return layers_of({**told, "sliding_window": None}, rotary)
 
@@ -155,6 +154,14 @@ def read_latent_heads(told: Mapping[str, Any]) -> int:
     count, keys = told["num_attention_heads"], told.get("num_key_value_heads")
     if keys not in (None, count):
         raise ValueError(f"num_key_value_heads is {keys!r}, of which only num_attention_heads is supported")
+    return int(count)
+
+
+def read_group_count(told: Mapping[str, Any], key: str) -> int:
+    """Read a number of groups of experts."""
+    count = told[key]
+    if not is_count(count) or count == 0:
+        raise ValueError(f"{key} must be an integer of at least 1, got {count!r}")
     return int(count)
 
 
@@ -384,7 +391,9 @@ def experts(module: str, inner: str, names: tuple[str, ...]) -> Table:
         Row(together, sides, ("X", f"2 * {inner}", "E"), turned=True, stacked=True),
         Row(f"{module}.experts.down_proj", outer, ("X", "E", inner), turned=True, stacked=True),
     )
-    return table(only_with(f"{module}.experts.*.{names[2]}.weight", own), only_with(together, stacked))
+    single = f"{module}.experts.*.{names[2]}.weight"
+    whole = tuple(row._replace(unless=(single,)) for row in only_with(together, stacked))
+    return table(only_with(single, own), whole)
 
 
 def mixture(
@@ -432,7 +441,10 @@ def latent_heads() -> Table:
             norm("q_a_layernorm", "query_norm", size="Cq", biased=False),
             linear("q_b_proj", "query", "Cq", "num_heads * Q", bias=False),
         ),
-        only_with("*self_attn.q_a_proj.bias", array("q_a_proj.bias", "query_down.bias", "Cq")),
+        tuple(
+            row._replace(when=(bias,), unless=("*self_attn.q_proj.weight",))
+            for row in array("q_a_proj.bias", "query_down.bias", "Cq")
+        ),
         linear("kv_a_proj_with_mqa", "key_value_down", "E", "CR", bias=bias),
         norm("kv_a_layernorm", "key_value_norm", size="C", biased=False),
         linear("kv_b_proj", "key_value_up", "C", "num_heads * U", bias=False),

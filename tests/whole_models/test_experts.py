@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import conformance
+import reference_numpy
 from conformance.ports.checkpoints import Config, read_checkpoint
 from reference_numpy.models import MODELS
 from specification.configuration import Configuration
@@ -131,6 +135,60 @@ def test_experts_where_the_config_has_none_are_refused() -> None:
     assert of_entries(record, config, names) == []
     (problem,) = of_entries(record, config | {"mlp_only_layers": [1]}, names)
     assert problem == "by config.json layer 1 has no experts, and it has a router"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "keys"),
+    [
+        ("deepseek_v3", {"first_k_dense_replace": 2, "num_hidden_layers": 3}),
+        ("deepseek_v2", {"first_k_dense_replace": 0}),
+        ("qwen3_moe", {"mlp_only_layers": [0]}),
+    ],
+)
+def test_configs_say_which_layers_have_experts(dialect: str, keys: Config) -> None:
+    from conformance.ports.checkpoints import draw_checkpoint
+    from conformance.ports.configs import list_configs
+
+    checkpoint = draw_checkpoint(dialect, list_configs(dialect)[0] | keys, np.random.default_rng(0))
+    routed = [
+        f"model.layers.{i}.mlp.gate.weight" in checkpoint.shapes for i in range(checkpoint.config["num_hidden_layers"])
+    ]
+    dense = keys.get("first_k_dense_replace", 1)
+    assert routed == [i >= dense for i in range(len(routed))]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "keys", "message"),
+    [
+        ("deepseek_v3", {"first_k_dense_replace": None}, "which layers have experts cannot be read"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "which layers have experts cannot be read"),
+        ("deepseek_v3", {"n_group": None}, "n_group must be an integer of at least 1"),
+        ("deepseek_v2", {"rope_interleave": False}, "rope_interleave is False, of which only True is supported"),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": None}, "n_group must be an integer"),
+    ],
+)
+def test_configs_that_mean_no_mixture_are_refused(dialect: str, keys: Config, message: str, tmp_path: Path) -> None:
+    from conformance.ports.checkpoints import draw_checkpoint
+    from conformance.ports.configs import list_configs
+
+    config = list_configs(dialect)[0]
+    entries = draw_checkpoint(dialect, config, np.random.default_rng(0)).state_dict()
+    save_file(entries, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config | keys))
+    with pytest.raises(ValueError, match=message):
+        reference_numpy.load_pretrained(tmp_path)
+
+
+def test_experts_one_by_one_beside_stacked_ones_are_refused() -> None:
+    from conformance.ports.checkpoints import draw_checkpoint, read_parameters
+    from conformance.ports.configs import list_configs
+    from specification.dialects import DIALECTS as RECORDS
+
+    config = list_configs("olmoe")[0]
+    entries = draw_checkpoint("olmoe", config, np.random.default_rng(0)).state_dict()
+    stacked = entries | {"model.layers.0.mlp.experts.gate_up_proj": np.ones((6, 40, 24), np.float32)}
+    with pytest.raises(ValueError, match="gate_up_proj is not known"):
+        read_parameters(RECORDS["olmoe"], config, stacked)
 
 
 def test_no_choice_of_experts_is_a_misfit() -> None:

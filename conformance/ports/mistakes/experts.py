@@ -167,6 +167,8 @@ def leave_chosen(p: MixtureOfExperts, x: np.ndarray, configuration: Configuratio
 
 
 def activate_plainly(p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, options: dict[str, Any]) -> Any:
+    if configuration.activation != "clamped_swiglu":
+        return mixture_of_experts(p, x, **options)
     return mixture_of_experts(p, x, **options | {"activation": "silu"})
 
 
