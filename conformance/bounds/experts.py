@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -308,15 +309,26 @@ def networks_of(wide: dict[str, Array]) -> tuple[Callable[[int], dict[str, Array
     return lambda expert: {name: array[expert] for name, array in stacks.items()}, parts("shared")
 
 
+def keep_exact(x: Approx) -> Approx:
+    return x
+
+
 def network(
-    parameters: dict[str, Array], x: Array, cotangent: Approx | None, activation: str, p: Precision
+    parameters: dict[str, Array],
+    x: Array,
+    cotangent: Approx | None,
+    activation: str,
+    p: Precision,
+    between: Callable[[Approx], Approx],
 ) -> dict[str, Approx]:
-    run: Any = layers.gated_feed_forward if "gate.weight" in parameters else layers.feed_forward
+    gated = "gate.weight" in parameters
+    run: Any = partial(layers.gated_feed_forward, between=between) if gated else layers.feed_forward
     found: dict[str, Approx] = run(parameters | {"x": x}, cotangent, activation, 1.0, p, lambda y: round_output(y, p))
     return found
 
 
-def mixture_of_experts(case: Case, p: Precision) -> dict[str, Approx]:
+def mixture_of_experts(case: Case, p: Precision, between: Callable[[Approx], Approx] = keep_exact) -> dict[str, Approx]:
+    """Errors of the output and of all gradients. between: as in `layers.gated_feed_forward`, inside the networks."""
     wide, options = wide_inputs(case), Options.read(case)
     activation, capacity = option(case, "activation"), case.options.get("capacity")
     lead, X = wide["x"].shape[:-1], wide["router.weight"].shape[1]
@@ -348,7 +360,7 @@ def mixture_of_experts(case: Case, p: Precision) -> dict[str, Approx]:
         if g is not None:
             of_result = multiply(weight, g.select(rows), p)
             received = round_output(round_approx(of_result, combined), p)
-        found = network(own(expert), x, received, activation, p)
+        found = network(own(expert), x, received, activation, p, between)
         result = round_output(found.pop("output"), p)
         terms.add(rows, round_approx(multiply(weight, result, p), combined))
         if g is None:
@@ -364,7 +376,7 @@ def mixture_of_experts(case: Case, p: Precision) -> dict[str, Approx]:
     if shared:
         rows = np.flatnonzero(real)
         received = None if g is None else g.select(rows)
-        found = network(shared, wide["x"][rows], received, activation, p)
+        found = network(shared, wide["x"][rows], received, activation, p, between)
         terms.add(rows, round_output(found.pop("output"), p))
         if g is not None:
             of_tokens.add(rows, round_output(found.pop("x"), p))

@@ -342,7 +342,10 @@ def concatenate_heads(x: Approx) -> Approx:
 
 # --- below `strict` ---------------------------------------------------------------------------------------------------
 
-RELAXED = ("gated_feed_forward", "latent_attention", "adam_step", "cross_entropy", "rotary_embedding", "silu")
+RELAXED = (
+    *("gated_feed_forward", "mixture_of_experts", "latent_attention", "adam_step", "cross_entropy"),
+    *("rotary_embedding", "silu"),
+)
 """Operations that have bounds of their own there, in `relaxed.py`. Of others the weights of 16-bit inputs may be
 rounded to the inputs' dtype before they are multiplied: the bound is that of a subject that declares weights=inputs."""
 

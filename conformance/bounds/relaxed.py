@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from conformance.bounds import experts, losses, optimizers, rotary
 from conformance.bounds import latent_attention as latent
-from conformance.bounds import losses, optimizers, rotary
 from conformance.bounds.arithmetic import Precision, round_output
 from conformance.bounds.operations import Bounds, bound, bound_results, feed_forward
 from conformance.cases.arguments import gradient_name
@@ -25,6 +25,13 @@ def gated_feed_forward(case: Case) -> Bounds:
     """Bounds that allow 16 bits for the activation, for the product before dropout, and for their gradients."""
     p = Precision.make(case.dtype)
     return bound_results(feed_forward(case, p, between=lambda x: round_output(x, p)), case, p)
+
+
+@np.errstate(all="ignore")
+def mixture_of_experts(case: Case) -> Bounds:
+    """Bounds that allow 16 bits inside gated experts, as those of `gated_feed_forward` do."""
+    p = Precision.make(case.dtype, case.rounding)
+    return bound_results(experts.mixture_of_experts(case, p, lambda x: round_output(x, p)), case, p)
 
 
 @np.errstate(all="ignore")

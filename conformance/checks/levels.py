@@ -61,6 +61,7 @@ PARTS = (
     Part("MOE-2", ROBUST, "NaN and infinity, no token"),
     Part("MOE-2", STRICT, "of equal scores the lower index"),
     Part("MOE-4", ROBUST, "NaN in experts that nobody chose"),
+    Part("MOE-4", STRICT, "the gate's activation not rounded to 16 bits before the product"),
     Part("MOE-5", ROBUST, "NaN and infinity, no token"),
     Part("MOE-6", ROBUST, "NaN and infinity, no token"),
     Part("OPT-1", ROBUST, "NaN, infinity, squares near the ends of the range"),
