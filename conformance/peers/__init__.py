@@ -16,6 +16,7 @@ from conformance.peers import (
     equinox_layers,
     extra,
     flax_layers,
+    grouped_products,
     jax_functions,
     keras_layers,
     losses,
@@ -27,6 +28,8 @@ from conformance.peers import (
     torch_multi_head,
     torch_norms,
     transformers_attention,
+    transformers_experts,
+    transformers_latent,
     transformers_layers,
 )
 from conformance.peers.peer import Peer
@@ -46,6 +49,9 @@ PEERS: tuple[Peer, ...] = (
     *optimizers.PEERS,
     *activations.PEERS,
     *transformers_layers.PEERS,
+    *transformers_experts.PEERS,
+    *grouped_products.PEERS,
+    *transformers_latent.PEERS,
     *rotary_layers.PEERS,
     *extra.PEERS,
 )

@@ -71,6 +71,12 @@ EXCUSES: dict[str, tuple[dict[str, str], ...]] = {
         {"angles": "float32", "rotation": "rounded"},
         {"angles": "float32", "rotation": "inputs"},
     ),
+    "route": ({"scores": "inputs"}, {"scores": "inputs", "weights": "inputs"}),
+    "mixture_of_experts": (
+        {"combined": "inputs"},
+        {"scores": "inputs", "combined": "inputs"},
+        {"scores": "inputs", "weights": "inputs", "combined": "inputs"},
+    ),
 }
 """Conventions under which results in a dtype may be right after all, the narrower first."""
 FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}

@@ -47,6 +47,11 @@ def parameters(base: float, scaling: Scaling | None) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": base} | lists
 
 
+def longest_of(scaling: Scaling | None) -> int:
+    """`max_position_embeddings` of a configuration, from which one scaling begins."""
+    return scaling.original_length if isinstance(scaling, DynamicScaling) else 2**20
+
+
 @functools.cache
 def embedding(family: str, name: str, width: int, base: float, scaling: Scaling | None, part: int | None) -> Any:
     """The family's module of sines and cosines. part: the columns that turn, of `width` in all."""
@@ -55,8 +60,7 @@ def embedding(family: str, name: str, width: int, base: float, scaling: Scaling 
     rope = parameters(base, scaling)
     if part is not None:  # of which int(width * factor) is taken
         rope["partial_rotary_factor"] = (part + 0.01) / width
-    longest = scaling.original_length if isinstance(scaling, DynamicScaling) else 2**20
-    sizes = {"hidden_size": width, "num_attention_heads": 1, "max_position_embeddings": longest}
+    sizes = {"hidden_size": width, "num_attention_heads": 1, "max_position_embeddings": longest_of(scaling)}
     config = getattr(transformers, f"{name}Config")(**sizes, rope_parameters=rope)
     config.head_dim = width
     modeling = getattr(getattr(transformers.models, family), f"modeling_{family}")

@@ -18,6 +18,8 @@ RIGHT = (
     "transformers GPTNeoXForCausalLM, eager",
     "transformers ModernBertModel, eager",
     "transformers T5ForConditionalGeneration, eager",
+    "transformers MixtralForCausalLM, sdpa, experts grouped_mm",
+    "transformers DeepseekV3ForCausalLM, eager, experts eager",
     "torch nn.TransformerEncoder as BERT, fast path",
     "Keras on torch, layers as BERT",
     "torchtune llama3",

@@ -159,6 +159,37 @@ def rotary(pairing: str) -> Case:
     return Case("rotary_embedding", "float32", inputs, {"pairing": pairing}, {"output": normal(2, 2, 4, 5, 8)})
 
 
+def router(**options: Any) -> Case:
+    """N=5, E=16, X=8: scores differ by more than roundings."""
+    inputs = {"x": normal(1, 5, 16), "router.weight": normal(2, 16, 8)}
+    bars = {"weights": normal(3, 5, 3), "scores": normal(4, 5, 8)}
+    return Case("route", "float32", inputs, {"chosen": 3} | options, bars)
+
+
+def mixture(shared: bool = False, **options: Any) -> Case:
+    """The same tokens and router, and gated networks of E=16, F=8."""
+    inputs = dict(router().inputs)
+    for number, (name, lead) in enumerate((("experts", (8,)), *([("shared", ())] if shared else []))):
+        shapes = {"gate": (16, 8), "inner": (16, 8), "outer": (8, 16)}
+        for seed, (side, shape) in enumerate(shapes.items(), 3 + 3 * number):
+            inputs[f"{name}.{side}.weight"] = normal(seed, *lead, *shape)
+    return Case("mixture_of_experts", "float32", inputs, {"chosen": 3} | options, {"output": normal(9, 5, 16)})
+
+
+def balance() -> Case:
+    inputs = {"router_logits": normal(1, 2, 5, 8), "token_mask": np.arange(10).reshape(2, 5) % 4 > 0}
+    return Case("load_balancing_loss", "float32", inputs, {"chosen": 3}, {"output": np.asarray(normal(2))})
+
+
+def latents() -> Case:
+    """B=2, T=5, E=6, H=2, D=R=V=C=4, with a causal mask."""
+    widths = {"query": (6, 16), "key_value_down": (6, 8), "key_value_up": (4, 16), "output": (8, 6)}
+    inputs = {"x": normal(1, 2, 5, 6), "key_value_norm.weight": normal(2, 4)}
+    inputs |= {f"{name}.weight": normal(seed, *shape) for seed, (name, shape) in enumerate(widths.items(), 3)}
+    options = {"num_heads": 2, "rotary_width": 4, "mask": Causal(0)}
+    return Case("latent_attention", "float32", inputs, options, {"output": normal(7, 2, 5, 6)})
+
+
 MASK = np.arange(35).reshape(5, 7) % 3 > 0
 CASES = [
     attention(gradients=True),
@@ -194,6 +225,15 @@ CASES = [
     relative_positions(),
     alibi(),
     *(rotary(pairing) for pairing in ("halves", "interleaved")),
+    *(router(scoring=scoring, weighting="scores") for scoring in ("softmax", "sigmoid")),
+    router(),
+    router(scoring="none", weighting="softmax"),
+    router(scoring="sigmoid", groups=2, chosen_groups=1),
+    mixture(),
+    mixture(activation="clamped_swiglu"),
+    mixture(shared=True, scoring="sigmoid", scale=2.5),
+    balance(),
+    latents(),
 ]
 
 

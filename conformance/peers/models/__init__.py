@@ -43,7 +43,15 @@ HUGGING_FACE = {
     "olmo2": "Olmo2ForCausalLM",
     "t5": "T5ForConditionalGeneration",
 }
-WITHOUT_SDPA = ("gemma2",)
+EXPERTS = {
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
+WITHOUT_SDPA = ("gemma2", "gpt_oss")
 FUSED_BERT = {"num_attention_heads": 4, "hidden_act": "gelu"}
 FUSED_GPT2 = {"n_head": 4, "activation_function": "gelu"}
 """What PyTorch's fast path takes: an even number of heads, and no GELU by tanh."""
@@ -75,7 +83,15 @@ MODELS: tuple[ModelPeer, ...] = (
                    ("transformers", "torch"))
         for dialect, kind in HUGGING_FACE.items()
         for attention in ("eager", "sdpa")
-        if (attention, dialect) != ("sdpa", *WITHOUT_SDPA)
+        if attention != "sdpa" or dialect not in WITHOUT_SDPA
+    ),
+    *(
+        make_model(f"transformers {kind}, {attention}, {experts}", f"transformers:{attention}{loop}", dialect, "torch",
+                   ("transformers", "torch"))
+        for dialect, kind in EXPERTS.items()
+        for attention in ("eager", "sdpa")
+        for loop, experts in (("_loop", "experts eager"), ("", "experts grouped_mm"))
+        if attention != "sdpa" or dialect not in WITHOUT_SDPA
     ),
     make_model("torch nn.TransformerEncoder as BERT, fast path", "torch:bert_fast", "bert", "torch", ("torch",),
                FUSED_BERT),

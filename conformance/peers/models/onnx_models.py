@@ -42,7 +42,7 @@ def export(model: torch.nn.Module, dynamo: bool) -> bytes:
 
 
 def build_bert(dynamo: bool, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
-    model = transformers_models.load("eager", config, state_dict)
+    model = transformers_models.load({"attn_implementation": "eager"}, config, state_dict)
     session = onnxruntime.InferenceSession(export(model, dynamo), providers=["CPUExecutionProvider"])
 
     def encode(tokens: np.ndarray, key_padding: np.ndarray | None = None, token_types: np.ndarray | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""transformers: its own models, loaded as `from_pretrained` loads a checkpoint, with each of two kinds of attention."""
+"""transformers: its own models, loaded as `from_pretrained` loads them, with kinds of attention and of experts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import transformers
 
 OLDER = ("rope_theta", "rope_scaling")
 """Keys that stand beside `rope_parameters` for readers before transformers 5."""
+Kinds = dict[str, str]
+"""What `from_pretrained` is told to use, of the ways in which a model can compute the same."""
 
 
-def load(attention: str, config: dict[str, Any], state_dict: dict[str, Any]) -> Any:
+def load(kinds: Kinds, config: dict[str, Any], state_dict: dict[str, Any]) -> Any:
     """Return the model that the config names; ValueError where an entry is missing or left over."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -21,9 +23,7 @@ def load(attention: str, config: dict[str, Any], state_dict: dict[str, Any]) -> 
     drop = OLDER if config.get("rope_parameters") else ()
     given = kind.config_class.from_dict({name: value for name, value in config.items() if name not in drop})
     entries = {name: torch.from_numpy(array) for name, array in state_dict.items()}
-    model, told = kind.from_pretrained(
-        None, config=given, state_dict=entries, attn_implementation=attention, output_loading_info=True
-    )
+    model, told = kind.from_pretrained(None, config=given, state_dict=entries, output_loading_info=True, **kinds)
     wrong = {name: sorted(found) for name, found in told.items() if found and not unused(found)}
     if wrong:
         raise ValueError(f"transformers does not load this checkpoint: {wrong}")
@@ -35,8 +35,8 @@ def unused(names: Any) -> bool:
     return all("pooler." in str(name) for name in names)
 
 
-def build_encoder(attention: str, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
-    model = load(attention, config, state_dict)
+def build_encoder(kinds: Kinds, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
+    model = load(kinds, config, state_dict)
 
     @torch.no_grad()
     def encode(tokens: torch.Tensor, key_padding: torch.Tensor | None = None) -> Any:
@@ -45,8 +45,8 @@ def build_encoder(attention: str, config: dict[str, Any], state_dict: dict[str, 
     return encode
 
 
-def build_bert(attention: str, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
-    model = load(attention, config, state_dict)
+def build_bert(kinds: Kinds, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
+    model = load(kinds, config, state_dict)
 
     @torch.no_grad()
     def encode(
@@ -57,9 +57,9 @@ def build_bert(attention: str, config: dict[str, Any], state_dict: dict[str, Any
     return encode
 
 
-def build_language_model(attention: str, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
+def build_language_model(kinds: Kinds, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
     """Its `step` gives the cache of one call to the next."""
-    model = load(attention, config, state_dict)
+    model = load(kinds, config, state_dict)
 
     @torch.no_grad()
     def predict(tokens: torch.Tensor, key_padding: torch.Tensor | None = None) -> Any:
@@ -74,8 +74,8 @@ def build_language_model(attention: str, config: dict[str, Any], state_dict: dic
     return predict
 
 
-def build_t5(attention: str, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
-    model = load(attention, config, state_dict)
+def build_t5(kinds: Kinds, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
+    model = load(kinds, config, state_dict)
 
     @torch.no_grad()
     def predict(
@@ -88,8 +88,8 @@ def build_t5(attention: str, config: dict[str, Any], state_dict: dict[str, Any])
     return predict
 
 
-def build_vit(attention: str, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
-    model = load(attention, config, state_dict)
+def build_vit(kinds: Kinds, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
+    model = load(kinds, config, state_dict)
 
     @torch.no_grad()
     def encode(images: torch.Tensor) -> Any:
@@ -107,8 +107,14 @@ BUILDERS: dict[str, Callable[..., Any]] = {
 """By the config's model type; all others are language models."""
 
 
-def build(attention: str, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
-    return BUILDERS.get(config["model_type"], build_language_model)(attention, config, state_dict)
+def build(kinds: Kinds, config: dict[str, Any], state_dict: dict[str, Any]) -> Callable[..., Any]:
+    return BUILDERS.get(config["model_type"], build_language_model)(kinds, config, state_dict)
 
 
-eager, sdpa = partial(build, "eager"), partial(build, "sdpa")
+def choose_kinds(attention: str, **more: str) -> Callable[..., Any]:
+    return partial(build, {"attn_implementation": attention, **more})
+
+
+eager, sdpa = choose_kinds("eager"), choose_kinds("sdpa")
+eager_loop, sdpa_loop = (choose_kinds(attention, experts_implementation="eager") for attention in ("eager", "sdpa"))
+"""With eager experts, a loop over them; the default is `grouped_mm`."""
