@@ -23,6 +23,9 @@ from torch_impl.multi_head_attention import Product, linear
 
 __all__ = ["mixture_of_experts", "route"]
 
+RUN = 512
+"""Rows that experts share before the next ones begin: 2 MB of 1024 float32 numbers each."""
+
 
 def router_logits(x: Float[torch.Tensor, "*tokens E"], router: Linear) -> Float[torch.Tensor, "*tokens X"]:
     """x @ weight + bias, which stays in the compute dtype (MOE-1)."""
@@ -205,7 +208,7 @@ class GroupedProduct(Grouped):
     @staticmethod
     def forward(rows: torch.Tensor, stack: torch.Tensor, counts: list[int]) -> Any:
         parts = [product(part, widen(stack[e])) for e, part in enumerate(torch.split(rows, counts)) if len(part) > 0]
-        return torch.cat([rows.new_empty((0, stack.shape[-1])), *parts])
+        return parts[0] if len(parts) == 1 else torch.cat([rows.new_empty((0, stack.shape[-1])), *parts])
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, Any, None]:
@@ -229,6 +232,32 @@ class GroupedOuter(Grouped):
         return of_left, GroupedProduct.apply(left, cotangent, ctx.counts), None
 
 
+def grouped_network(
+    experts: FeedForward | GatedFeedForward, rows: Float[torch.Tensor, "S E"], counts: list[int], activation: str
+) -> Float[torch.Tensor, "S E_out"]:
+    """The networks of several experts, each for as many of the rows as `counts` says."""
+
+    def project(stack: Linear, x: torch.Tensor) -> torch.Tensor:
+        output = GroupedProduct.apply(widen(x), stack.weight, counts)
+        if stack.bias is not None:
+            output = output + widen(stack.bias)[np.repeat(np.arange(len(counts)), counts)]
+        return output.to(x.dtype)
+
+    return expert_network(experts, rows, activation, project)
+
+
+def run_lengths(counts: np.ndarray) -> list[int]:
+    """How many consecutive experts share a run of rows: so many that what is between two products stays in a cache."""
+    lengths, rows = [0], 0
+    for count in counts.tolist():
+        if rows > 0 and rows + count > RUN:
+            lengths.append(0)
+            rows = 0
+        lengths[-1] += 1
+        rows += count
+    return lengths
+
+
 def sorted_sum(
     experts: FeedForward | GatedFeedForward,
     tokens: Float[torch.Tensor, "N E"],
@@ -244,23 +273,24 @@ def sorted_sum(
     device = tokens.device
     of_rows, token_of_rows = np.nonzero(places.T)
     expert_rows, token_rows = (torch.as_tensor(numbers, device=device) for numbers in (of_rows, token_of_rows))
-    counts = places.sum(axis=0).tolist()
-
-    def project(stack: Linear, x: torch.Tensor) -> torch.Tensor:
-        output = GroupedProduct.apply(widen(x), stack.weight, counts)
-        if stack.bias is not None:
-            output = output + widen(stack.bias)[expert_rows]
-        return output.to(x.dtype)
-
-    results = expert_network(experts, tokens[token_rows].to(dtype), activation, project)
-    parts = weights[token_rows, expert_rows, None] * widen(results)
+    counts = places.sum(axis=0)
+    sizes = run_lengths(counts)
+    runs = mapped(lambda stack: torch.split(stack, sizes), experts)
+    of_runs = np.split(counts, np.cumsum(sizes)[:-1])
+    lengths = [int(one.sum()) for one in of_runs]
+    rows_of_runs = torch.split(tokens[token_rows].to(dtype), lengths)
+    weights_of_runs = torch.split(weights[token_rows, expert_rows, None], lengths)
+    parts = []
+    for i, (rows, weight, one) in enumerate(zip(rows_of_runs, weights_of_runs, of_runs, strict=True)):
+        own = mapped(lambda _, stacks, i=i: stacks[i], experts, runs)
+        parts.append(weight * widen(grouped_network(own, rows, one.tolist(), activation)))
     # Where the parts of a token stand; a token that fewer experts take has the row of zeros in place of the others.
     taken = places.sum(axis=1)
-    rows = np.full((len(tokens), taken.max(initial=1)), len(token_of_rows))
-    rows[np.arange(rows.shape[1]) < taken[:, None]] = np.argsort(token_of_rows, kind="stable")
-    parts = torch.cat([parts, parts.new_zeros((1, parts.shape[-1]))])
-    output = torch.zeros((len(tokens), parts.shape[-1]), dtype=parts.dtype, device=device)
-    for part in parts[torch.as_tensor(rows.T.copy(), device=device)]:
+    found = np.full((len(tokens), taken.max(initial=1)), len(token_of_rows))
+    found[np.arange(found.shape[1]) < taken[:, None]] = np.argsort(token_of_rows, kind="stable")
+    results = torch.cat([*parts, parts[0].new_zeros((1, parts[0].shape[-1]))])
+    output = torch.zeros((len(tokens), results.shape[-1]), dtype=results.dtype, device=device)
+    for part in results[torch.as_tensor(found.T.copy(), device=device)]:
         output = output + part
     return output
 
