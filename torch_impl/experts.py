@@ -1,12 +1,13 @@
 """Mixtures of experts in PyTorch (rules MOE-1 to MOE-5), as `reference_numpy/experts.py` defines them.
 
-Each expert sees the tokens that it takes. Where these cannot be read (see `masks.readable`) it sees all tokens, with
-zeros in place of those that it does not take.
+Tokens are sorted by expert, and each expert multiplies those that it takes. Where these cannot be read (see
+`masks.readable`) it sees all tokens, with zeros in place of those that it does not take.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,15 @@ from jaxtyping import Bool, Float, Integer
 
 from specification import FeedForward, GatedFeedForward, Linear, MixtureOfExperts, Routing, checks
 from specification.parameters import mapped
-from torch_impl.dtypes import widen
-from torch_impl.feed_forward import feed_forward, gated_feed_forward, silu_steps
+from torch_impl.dtypes import GradientByHand, product, widen
+from torch_impl.feed_forward import ACTIVATIONS, silu_steps
 from torch_impl.masks import readable
 from torch_impl.multi_head_attention import Product, linear
 
 __all__ = ["mixture_of_experts", "route"]
+
+RUN = 512
+"""Rows that experts share before the next ones begin: 2 MB of 1024 float32 numbers each."""
 
 
 def router_logits(x: Float[torch.Tensor, "*tokens E"], router: Linear) -> Float[torch.Tensor, "*tokens X"]:
@@ -173,16 +177,144 @@ def clamped_value(value: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "...
 
 
 def expert_network(
-    parameters: FeedForward | GatedFeedForward, x: Float[torch.Tensor, "N E"], activation: str
+    parameters: FeedForward | GatedFeedForward,
+    x: Float[torch.Tensor, "N E"],
+    activation: str,
+    project: Callable[[Linear, Any], Any] = linear,
 ) -> Float[torch.Tensor, "N E_out"]:
     """One feed-forward network, with GPT-OSS's activation too (MOE-4)."""
+    hidden = widen(project(parameters.inner, x))
     if isinstance(parameters, FeedForward):
-        return feed_forward(parameters, x, activation=activation)
-    if activation != "clamped_swiglu":
-        return gated_feed_forward(parameters, x, activation=activation)
-    gate = clamped_gate(widen(linear(parameters.gate, x)))
-    hidden = gate * clamped_value(widen(linear(parameters.inner, x)))
-    return linear(parameters.outer, hidden.to(x.dtype))
+        hidden = ACTIVATIONS[activation](hidden)
+    elif activation == "clamped_swiglu":
+        hidden = clamped_gate(widen(project(parameters.gate, x))) * clamped_value(hidden)
+    else:
+        hidden = ACTIVATIONS[activation](widen(project(parameters.gate, x))) * hidden
+    return project(parameters.outer, hidden.to(x.dtype))
+
+
+class Grouped(GradientByHand):
+    """An operation on rows that are sorted by expert: the last argument has the number of rows of each."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        *tensors, ctx.counts = inputs
+        ctx.save_for_backward(*tensors)
+
+
+class GroupedProduct(Grouped):
+    """rows @ stack[expert], in the dtype of the rows. Nothing reads an expert without rows."""
+
+    @staticmethod
+    def forward(rows: torch.Tensor, stack: torch.Tensor, counts: list[int]) -> Any:
+        parts = [product(part, widen(stack[e])) for e, part in enumerate(torch.split(rows, counts)) if len(part) > 0]
+        return parts[0] if len(parts) == 1 else torch.cat([rows.new_empty((0, stack.shape[-1])), *parts])
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, Any, None]:
+        rows, stack = ctx.saved_tensors
+        of_rows = GroupedProduct.apply(cotangent, stack.mT, ctx.counts)
+        return of_rows, GroupedOuter.apply(rows, cotangent, ctx.counts).to(stack.dtype), None
+
+
+class GroupedOuter(Grouped):
+    """left.mT @ right for the rows of each expert: 0 where it has none."""
+
+    @staticmethod
+    def forward(left: torch.Tensor, right: torch.Tensor, counts: list[int]) -> Any:
+        pairs = zip(torch.split(left, counts), torch.split(right, counts), strict=True)
+        return torch.stack([product(one.mT, other) for one, other in pairs])
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, Any, None]:
+        left, right = ctx.saved_tensors
+        of_left = GroupedProduct.apply(right, cotangent.mT, ctx.counts)
+        return of_left, GroupedProduct.apply(left, cotangent, ctx.counts), None
+
+
+def grouped_network(
+    experts: FeedForward | GatedFeedForward, rows: Float[torch.Tensor, "S E"], counts: list[int], activation: str
+) -> Float[torch.Tensor, "S E_out"]:
+    """The networks of several experts, each for as many of the rows as `counts` says."""
+
+    def project(stack: Linear, x: torch.Tensor) -> torch.Tensor:
+        output = GroupedProduct.apply(widen(x), stack.weight, counts)
+        if stack.bias is not None:
+            output = output + widen(stack.bias)[np.repeat(np.arange(len(counts)), counts)]
+        return output.to(x.dtype)
+
+    return expert_network(experts, rows, activation, project)
+
+
+def run_lengths(counts: np.ndarray) -> list[int]:
+    """How many consecutive experts share a run of rows: so many that what is between two products stays in a cache."""
+    lengths, rows = [0], 0
+    for count in counts.tolist():
+        if rows > 0 and rows + count > RUN:
+            lengths.append(0)
+            rows = 0
+        lengths[-1] += 1
+        rows += count
+    return lengths
+
+
+def sorted_sum(
+    experts: FeedForward | GatedFeedForward,
+    tokens: Float[torch.Tensor, "N E"],
+    weights: Float[torch.Tensor, "N X"],
+    places: Bool[np.ndarray, "N X"],
+    activation: str,
+    dtype: torch.dtype,
+) -> Float[torch.Tensor, "N E_out"]:
+    """The results of the experts for the tokens that they take, times the weights, by ascending index (MOE-4).
+
+    Each token adds up rows of its own, so that no order of threads decides its sum.
+    """
+    device = tokens.device
+    of_rows, token_of_rows = np.nonzero(places.T)
+    expert_rows, token_rows = (torch.as_tensor(numbers, device=device) for numbers in (of_rows, token_of_rows))
+    counts = places.sum(axis=0)
+    sizes = run_lengths(counts)
+    runs = mapped(lambda stack: torch.split(stack, sizes), experts)
+    of_runs = np.split(counts, np.cumsum(sizes)[:-1])
+    lengths = [int(one.sum()) for one in of_runs]
+    rows_of_runs = torch.split(tokens[token_rows].to(dtype), lengths)
+    weights_of_runs = torch.split(weights[token_rows, expert_rows, None], lengths)
+    parts = []
+    for i, (rows, weight, one) in enumerate(zip(rows_of_runs, weights_of_runs, of_runs, strict=True)):
+        own = mapped(lambda _, stacks, i=i: stacks[i], experts, runs)
+        parts.append(weight * widen(grouped_network(own, rows, one.tolist(), activation)))
+    # Where the parts of a token stand; a token that fewer experts take has the row of zeros in place of the others.
+    taken = places.sum(axis=1)
+    found = np.full((len(tokens), taken.max(initial=1)), len(token_of_rows))
+    found[np.arange(found.shape[1]) < taken[:, None]] = np.argsort(token_of_rows, kind="stable")
+    results = torch.cat([*parts, parts[0].new_zeros((1, parts[0].shape[-1]))])
+    output = torch.zeros((len(tokens), results.shape[-1]), dtype=results.dtype, device=device)
+    for part in results[torch.as_tensor(found.T.copy(), device=device)]:
+        output = output + part
+    return output
+
+
+def masked_sum(
+    experts: FeedForward | GatedFeedForward,
+    tokens: Float[torch.Tensor, "N E"],
+    weights: Float[torch.Tensor, "N X"],
+    places: Bool[torch.Tensor, "N X"],
+    activation: str,
+    dtype: torch.dtype,
+) -> Float[torch.Tensor, "N E_out"]:
+    """The same without a look at the numbers.
+
+    Whoever does not take part is 0 before and after: a gradient of 0 times NaN would be NaN.
+    """
+    output = torch.zeros((len(tokens), experts.outer.weight.shape[-1]), dtype=tokens.dtype, device=tokens.device)
+    unbound = mapped(torch.unbind, experts)  # of which each has its gradient; `stack[expert]` would have the stack's
+    for expert in range(places.shape[1]):
+        taken = places[:, expert, None]
+        own = mapped(lambda _, own, e=expert, taken=taken: torch.where(taken.any(), own[e], 0), experts, unbound)
+        result = expert_network(own, torch.where(taken, tokens, 0).to(dtype), activation)
+        output = output + torch.where(taken, weights[:, expert, None], 0) * torch.where(taken, widen(result), 0)
+    return output
 
 
 def mixture_of_experts(
@@ -234,24 +366,10 @@ def mixture_of_experts(
     weights = spread(weights, indices, X)
     places = taken_places(indices, X, real, capacity)
     readable_places = readable(places)
-    # 0 that comes from the router: where no expert takes a token there are gradients all the same.
-    output = torch.sum(torch.where(torch.zeros_like(places), weights, 0), dim=-1, keepdim=True)
-    output = output.expand(count, experts.outer.weight.shape[-1])
-    parts = mapped(
-        torch.unbind, experts
-    )  # of which each has its gradient; `stack[expert]` would have the whole stack's
-    for expert in range(X):
-        own = mapped(lambda stack, parts, expert=expert: parts[expert], experts, parts)
-        if readable_places is None:
-            # 0 for whoever does not take part, before and after: a gradient of 0 times NaN would be NaN.
-            taken = places[:, expert, None]
-            own = mapped(lambda array, taken=taken: torch.where(taken.any(), array, 0), own)
-            result = expert_network(own, torch.where(taken, tokens, 0).to(x.dtype), activation)
-            output = output + torch.where(taken, weights[:, expert, None], 0) * torch.where(taken, widen(result), 0)
-        elif readable_places[:, expert].any():
-            rows = torch.as_tensor(np.flatnonzero(readable_places[:, expert]), device=x.device)
-            result = expert_network(own, tokens[rows].to(x.dtype), activation)
-            output = torch.index_add(output, 0, rows, weights[rows, expert, None] * widen(result))
+    if readable_places is None:
+        output = masked_sum(experts, tokens, weights, places, activation, x.dtype)
+    else:
+        output = sorted_sum(experts, tokens, weights, readable_places, activation, x.dtype)
     if shared is not None:
         output = output + widen(expert_network(shared, tokens.to(x.dtype), activation))
     output = torch.where(real[:, None], output, 0)

@@ -1,0 +1,93 @@
+"""The sorted tokens of PyTorch's mixture: the same as every expert on every token, in whole numbers exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specification import FeedForward, GatedFeedForward, Linear
+from specification.parameters import mapped
+from tests.support.small_models import edited
+from torch_impl import experts
+
+N, X, C, E, F = 40, 7, 3, 4, 5
+
+
+def whole(rng: np.random.Generator, *shape: int) -> torch.Tensor:
+    """Whole numbers, whose products and sums are exact in any order."""
+    return torch.tensor(rng.integers(-3, 4, shape), dtype=torch.float32, requires_grad=True)
+
+
+def arguments(gated: bool, dropped: bool) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Networks, tokens, weights and places; nobody takes expert 4, whose numbers are NaN, nor token 5 if any drop."""
+    rng = np.random.default_rng(0)
+
+    def stack(rows: int, columns: int) -> Linear:
+        return Linear(whole(rng, X, rows, columns), whole(rng, X, columns))
+
+    kind: Any = GatedFeedForward if gated else FeedForward
+    networks = kind(*(stack(E, F) for _ in range(1 + gated)), stack(F, E))
+    chosen = np.argsort(rng.random((N, X - 1)), axis=1)[:, :C]
+    places = np.zeros((N, X), bool)
+    np.put_along_axis(places, np.where(chosen == 4, X - 1, chosen), True, axis=1)
+    if dropped:
+        places &= rng.random((N, X)) < 0.7
+        places[5] = False
+    with torch.no_grad():
+        mapped(lambda array: array[4].fill_(torch.nan), networks)
+    return networks, whole(rng, N, E), whole(rng, N, X), torch.tensor(places)
+
+
+def results(module: Any, name: str, given: Any) -> list[torch.Tensor]:
+    networks, tokens, weights, places = given
+    places = places.numpy() if name == "sorted_sum" else places
+    output = getattr(module, name)(networks, tokens, weights, places, "relu", torch.float32)
+    arrays: list[torch.Tensor] = []
+    mapped(arrays.append, (networks, tokens, weights))
+    return [output, *torch.autograd.grad((output * (torch.arange(output.numel()).reshape(N, E) % 5)).sum(), arrays)]
+
+
+def agrees(module: Any, gated: bool, dropped: bool) -> bool:
+    given = arguments(gated, dropped)
+    pairs = zip(results(module, "sorted_sum", given), results(experts, "masked_sum", given), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.rule("MOE-4", "MOE-5")
+@pytest.mark.parametrize("run", [1, 9, 512])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_sorted_tokens_have_the_same_results(
+    run: int, gated: bool, dropped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "RUN", run)
+    assert agrees(experts, gated, dropped)
+
+
+@pytest.mark.parametrize("run", [1, 9, 10**9])
+@pytest.mark.parametrize("counts", [[0], [3], [0, 0, 8, 0, 2, 7, 1, 1, 0], [20, 20]])
+def test_runs_hold_every_expert(run: int, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "RUN", run)
+    lengths = experts.run_lengths(np.array(counts))
+    assert sum(lengths) == len(counts)
+    assert min(lengths) > 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("np.nonzero(places.T)", "np.nonzero(places)[::-1]"),
+        ("np.argsort(token_of_rows, kind=\"stable\")", "np.arange(len(token_of_rows))"),
+        ("widen(stack.bias)[np.repeat(np.arange(len(counts)), counts)]", "widen(stack.bias)[:1]"),
+        ("of_rows = GroupedProduct.apply(cotangent", "of_rows = 2 * GroupedProduct.apply(cotangent"),
+        ("GroupedOuter.apply(rows, cotangent, ctx.counts)", "GroupedOuter.apply(rows, cotangent, ctx.counts[::-1])"),
+        ("len(token_of_rows))\n", "0)\n"),
+    ],
+    ids=["order", "place", "bias", "rows", "stack", "dropped"],
+)  # fmt: skip
+def test_a_fault_is_noticed(old: str, new: str) -> None:
+    module = edited("torch_impl.experts", old, new)
+    assert not all(agrees(module, gated, dropped) for gated in (False, True) for dropped in (False, True))
