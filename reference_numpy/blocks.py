@@ -206,13 +206,11 @@ def attend_to(
     bias: Float[np.ndarray, "..."] | None = None,
 ) -> Float[np.ndarray, "B Q E"]:
     """What queries, keys and values give that are projected already."""
+    first: Any = getattr(parameters, "query_down", None) or parameters.query
+    options = attention_options(join_heads(first).weight.shape[0], mask, weights_dropout, configuration)
     if isinstance(parameters, LatentAttention):
-        width = (parameters.query_down or parameters.query).weight.shape[0]
-        options = attention_options(width, mask, weights_dropout, configuration)
         latents, rotated_keys = concatenate_heads(keys), concatenate_heads(values)
         return attend_to_latents(parameters, query, latents, rotated_keys, bias=bias, **options)
-    width = join_heads(parameters.query).weight.shape[0]
-    options = attention_options(width, mask, weights_dropout, configuration)
     heads = attention(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
     return linear(parameters.output, concatenate_heads(heads))
 

@@ -27,6 +27,7 @@ from reference_numpy.blocks import (
     normalize_if,
     project_keys,
     project_queries,
+    rotation_of,
     rotations_of,
     through,
     transform,
@@ -39,7 +40,7 @@ from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout
 from specification.masks import Causal, Dense, KeyPadding, Mask
-from specification.parameters import DecoderBlock, LanguageModel, Transformer
+from specification.parameters import DecoderBlock, LanguageModel, LatentAttention, Transformer
 from specification.rotary import Rotation
 
 __all__ = ["decode_step", "start"]
@@ -135,10 +136,12 @@ def empty_cache(
         if parameters.encoder.embedding is not None and configuration.source_padding is not None:
             memory_real = real_tokens(source, configuration.source_padding)
     layers, blocks = configuration.layers(len(decoder.blocks)), []
-    rotations = rotations_of([block.self_attention for block in decoder.blocks], layers, nobody, configuration)
-    for block, layer, rotation in zip(decoder.blocks, layers, rotations, strict=True):
+    for block, own_layer in zip(decoder.blocks, layers, strict=True):
         checks.memory(block, memory)
-        check_attention(block.self_attention, nobody, nobody, configuration, layer)
+        width = check_attention(block.self_attention, nobody, nobody, configuration, own_layer)
+        # The keys of other attentions have the same shape without their rotation.
+        layer = own_layer if isinstance(block.self_attention, LatentAttention) else AttentionLayer()
+        rotation = rotation_of(layer.rotary, width, nobody)
         kept = project_keys(block.self_attention, nobody, configuration, layer, rotation)
         own = [np.zeros((batch, a.shape[1], capacity, a.shape[3]), a.dtype) for a in kept]
         cross: Any = []

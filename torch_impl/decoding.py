@@ -13,7 +13,7 @@ from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout
 from specification.masks import Causal, Dense, KeyPadding, Mask
-from specification.parameters import DecoderBlock, LanguageModel, Transformer
+from specification.parameters import DecoderBlock, LanguageModel, LatentAttention, Transformer
 from specification.rotary import Rotation
 from torch_impl.blocks import (
     attend_to,
@@ -21,6 +21,7 @@ from torch_impl.blocks import (
     normalize_if,
     project_keys,
     project_queries,
+    rotation_of,
     rotations_of,
     through,
     transform,
@@ -118,10 +119,12 @@ def empty_cache(
         if parameters.encoder.embedding is not None and configuration.source_padding is not None:
             memory_real = real_tokens(source, configuration.source_padding)
     layers, blocks = configuration.layers(len(decoder.blocks)), []
-    rotations = rotations_of([block.self_attention for block in decoder.blocks], layers, nobody, configuration)
-    for block, layer, rotation in zip(decoder.blocks, layers, rotations, strict=True):
+    for block, own_layer in zip(decoder.blocks, layers, strict=True):
         checks.memory(block, memory)
-        check_attention(block.self_attention, nobody, nobody, configuration, layer)
+        width = check_attention(block.self_attention, nobody, nobody, configuration, own_layer)
+        # The keys of other attentions have the same shape without their rotation.
+        layer = own_layer if isinstance(block.self_attention, LatentAttention) else AttentionLayer()
+        rotation = rotation_of(layer.rotary, width, nobody)
         kept = project_keys(block.self_attention, nobody, configuration, layer, rotation)
         own = [a.new_zeros(batch, a.shape[1], capacity, a.shape[3]) for a in kept]
         cross: Any = []

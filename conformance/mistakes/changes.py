@@ -17,6 +17,7 @@ from conformance.checks.comparison import PRECISION
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Prediction
 from conformance.oracle.reference import evaluate_definition, oracle
+from specification.dtypes import FLOATING
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -101,7 +102,7 @@ def gather_gradients(
     for name, at in moved.items():
         if gradient_name(name) in found:
             sums += np.bincount(at.ravel(), found[gradient_name(name)].ravel(), count)
-    floating = {name: at for name, at in places.items() if case.inputs[name].dtype.kind not in "iu"}
+    floating = {name: at for name, at in places.items() if str(case.inputs[name].dtype) in FLOATING}
     return results | {gradient_name(name): sums[at] for name, at in floating.items()}
 
 

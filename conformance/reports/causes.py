@@ -40,6 +40,7 @@ def cause_content(cause: Cause) -> Content:
     if diagnosis is not None:
         mistake = mistake_content(diagnosis.mistake)
         mistake |= {name: getattr(diagnosis, name) for name in ("explained", "failing", "passing")}
+        mistake["beside"] = 0
         mistake["alternatives"] = [mistake_content(one) for one in diagnosis.alternatives]
     return {
         "kind": cause.kind,

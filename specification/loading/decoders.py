@@ -441,10 +441,7 @@ def latent_heads() -> Table:
             norm("q_a_layernorm", "query_norm", size="Cq", biased=False),
             linear("q_b_proj", "query", "Cq", "num_heads * Q", bias=False),
         ),
-        tuple(
-            row._replace(when=(bias,), unless=("*self_attn.q_proj.weight",))
-            for row in array("q_a_proj.bias", "query_down.bias", "Cq")
-        ),
+        only_with("*self_attn.q_a_proj.bias", array("q_a_proj.bias", "query_down.bias", "Cq")),
         linear("kv_a_proj_with_mqa", "key_value_down", "E", "CR", bias=bias),
         norm("kv_a_layernorm", "key_value_norm", size="C", biased=False),
         linear("kv_b_proj", "key_value_up", "C", "num_heads * U", bias=False),

@@ -143,7 +143,7 @@ def test_a_cache_of_latents_gives_what_the_whole_gives(
         for held, new in zip(cached, file.project_latents(given, token, rotation, "interleaved", 1e-6), strict=True):
             held.append(numpy(new))
         latents, keys = (implementation.convert(np.concatenate(held, axis=1)) for held in cached)
-        found = numpy(file.attend_to_latents(given, queries, latents, keys, None, absorbed=absorbed))
+        found = numpy(file.attend_to_latents(given, queries, latents, keys, mask=None, absorbed=absorbed))
         assert (np.abs(found[:, 0] - exact[:, t]) <= error[:, t]).all()
     assert latents.shape == (B, T, C)
     assert keys.shape == (B, T, R)

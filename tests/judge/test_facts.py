@@ -32,7 +32,7 @@ WORDS = {
     *("gradient of ", "output", "outputs", "outputs[", "logsumexps", "query[", "option ", ".weight", ".bias", "_vjp"),
     *("attention", "cross_attention", "encoder.", "blocks.", "layer", "_plus_one", "."),
     *("torch.", "_impl", ".py", "test_", "<frozen", "_", "#"),
-    *("no-", "eps", "experts.", "shared.", "_output_norm"),
+    *("no-", "eps", "experts.", "shared.", "_output_norm", "_mm"),
     *("decoder.", "source_", "target_", "token_types", "norm", "norm.weight", "rms", "mask", ":"),
 }
 """How names may begin or end, line by line: results and inputs, operations and steps, Python's own, what users say, and

@@ -41,4 +41,4 @@ def test_rounding_has_to_be_declared(variant: variants.Variant) -> None:
 
 def test_every_declared_rounding_has_a_variant() -> None:
     declared = {name for variant in ROUNDED for name in variant.subject().declaration.conventions}
-    assert declared == {"weights", "products", "shared_heads", "normalized"}
+    assert declared == {"weights", "products", "shared_heads", "normalized", "scores"}

@@ -179,7 +179,7 @@ OPTIONAL = {
     "Dialect": {"prefixes", "renamed", "ignored", "config", "tutorial"},
     "Variant": {"name", "marks", "counted", "heads_share", "padding", "check", "example"},
     "Example": {"hyperparameters", "options", "about", "sizes", "without", "unread"},
-    "ConfigFile": {"fixed", "sizes", "instead", "entries", "tied", "without_effect"},
+    "ConfigFile": {"fixed", "sizes", "computed_sizes", "routed", "instead", "entries", "tied", "without_effect"},
     "Tutorial": set(),
 }
 """Fields that may be empty."""

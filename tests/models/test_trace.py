@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conformance.models import minilm
-from conformance.models.inside import PIECES, functions_of, pieces_of, settings_of
+from conformance.models.inside import functions_of, list_pieces, pieces_of, settings_of
 from conformance.models.stepwise import Oracle, Taken, framework_of, record_steps
 from conformance.models.structures import widen_parameters
 from conformance.reports.models import draw_weights, format_ratio, grid_columns
@@ -300,10 +300,10 @@ def computed_inside(dtype: str) -> dict[str, np.ndarray]:
     found = computed(dtype)
     numpy, functions = framework_of("reference_numpy"), functions_of("reference_numpy")
     for step, taken in steps_in(dtype).items():
-        if taken.step not in PIECES:
+        if not list_pieces(taken):
             continue
         values, settings = {"x": taken.arguments[1], "memory": taken.arguments[2]}, settings_of(taken, numpy, dtype)
-        for piece in PIECES[taken.step](taken):
+        for piece in list_pieces(taken):
             made = np.asarray(piece.compute(functions, settings, *map(values.get, piece.takes)))
             values[piece.name] = found[f"{step}: {piece.name}"] = made.astype(dtype)
     return found
