@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float
 from specification import FeedForward, GatedFeedForward, checks
 from torch_impl.attention_steps import dropout_factor
 from torch_impl.dtypes import Context, GradientByHand, widen
-from torch_impl.masks import readable
 from torch_impl.multi_head_attention import linear
 
 __all__ = ["feed_forward", "gated_feed_forward", "silu"]
@@ -63,33 +62,7 @@ def silu_steps(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
     return torch.where(x >= 0, x, 0) - size * root * root / (1 + root * root)
 
 
-class Silu(GradientByHand):
-    """The same, with a slope by hand, and by PyTorch's kernel where it keeps every digit.
-
-    That computes x / (1 + exp(-x)), whose exponential overflows in float32 below -88, and which is NaN at -infinity.
-    """
-
-    @staticmethod
-    def forward(x: torch.Tensor) -> Any:
-        least = readable(torch.amin(x)) if x.device.type == "cpu" and x.numel() > 0 else None
-        return silu_steps(x) if least is None or not least > -80 else torch.nn.functional.silu(x)
-
-    @staticmethod
-    def backward(ctx: Context, cotangent: torch.Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return cotangent * silu_slope(x)
-
-
-def silu_slope(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
-    """sigmoid(x) + x * sigmoid(x) * sigmoid(-x), which for x of 0 or more is 1 less the slope at -x."""
-    size = finite_size(x)
-    root = torch.exp(-0.5 * size)
-    total = 1 + root * root
-    below = root * (1 - size / total) * root / total
-    return torch.where(x >= 0, 1 - below, below)
-
-
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": Silu.apply}
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu_steps}
 """By the name that a configuration has (FFN-1, FFN-2)."""
 
 

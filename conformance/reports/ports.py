@@ -305,8 +305,8 @@ def cause_content(violation: ModelViolation, content: Content) -> Content:
             "explained": len(cause.observations),
             "failing": cause.failing,
             "passing": cause.passing - cause.against,
+            "beside": len(cause.beside),
         }
-        mistake |= {"beside": len(cause.beside)} if cause.beside else {}
         mistake["alternatives"] = [mistake_content(one) for one in cause.alternatives]
     numbers = violation.finding.kind == "value"
     return {

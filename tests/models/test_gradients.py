@@ -547,7 +547,7 @@ POST_SUM, POST_NORM = (
 AFTER_SUM = "add(x, drop(normalize(norm, output, configuration), dropout.norm))"
 PRE_SUM = "add(x, normalize_if(output_norm, output, configuration))"
 PARALLEL = "sublayer.function(drop(given, sublayer.dropout.norm))"
-WEIGHTS = "attention_options(width, mask, weights_dropout, configuration)"
+WEIGHTS = "attention_options(join_heads(first).weight.shape[0], mask, weights_dropout, configuration)"
 INNER = "keep, rate = (None, 0.0) if inner_dropout is None else inner_dropout"
 FILLED = "fill_empty_rows(weights, allowed, empty_rows)"
 FIRST = "where = first_largest(widen(x), keep)"
