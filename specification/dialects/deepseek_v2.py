@@ -13,22 +13,9 @@ from typing import Any
 from specification.configuration import Configuration, ExpertChoice
 from specification.loading.decoders import (
     DEFAULTS,
-    LATENT_ENTRIES,
-    LATENT_EXAMPLE,
-    LATENT_KEYS,
-    LATENT_SIZES,
-    LATENT_WIDTHS,
-    LATENT_WITHOUT_EFFECT,
-    NORMS_BEFORE,
-    ROUTER_TRAINING,
-    UPPER_EXPERTS,
     Layers,
     causal,
-    decoder_dialect,
-    gated,
-    latent_heads,
-    mixture,
-    only_with,
+    latent_dialect,
     read_group_count,
     read_latent_layers,
 )
@@ -74,14 +61,10 @@ def read_groups(told: Mapping[str, Any], key: str) -> int:
     return read_group_count(told, key) if method == "group_limited_greedy" else 1
 
 
-DIALECT = decoder_dialect(
+DIALECT = latent_dialect(
     "deepseek_v2",
     __doc__,
     "DeepSeek-AI, DeepSeek-V2, 2024 (arXiv:2405.04434); `DeepseekV2ForCausalLM` of Hugging Face transformers",
-    latent_heads(),
-    only_with("mlp.up_proj.weight", gated()),
-    mixture("M", everywhere=False, shared="S"),
-    NORMS_BEFORE,
     layers=Computed((*ROPE_KEYS, "num_hidden_layers", "qk_rope_head_dim"), read_latent_layers),
     defaults={
         "deepseek_v2": DEFAULTS
@@ -90,8 +73,7 @@ DIALECT = decoder_dialect(
         | {"first_k_dense_replace": 0}
     },
     configuration=configuration,
-    keys=LATENT_KEYS
-    | {
+    keys={
         "groups": Computed(("n_group", "topk_method"), lambda told: read_groups(told, "n_group")),
         "chosen_groups": Computed(("topk_group", "topk_method"), lambda told: read_groups(told, "topk_group")),
     },
@@ -102,10 +84,4 @@ DIALECT = decoder_dialect(
         "scoring_func": "softmax",
         "moe_layer_freq": 1,
     },
-    entries=LATENT_ENTRIES,
-    sizes=LATENT_SIZES,
-    computed_sizes=LATENT_WIDTHS,
-    without_effect=(*ROUTER_TRAINING, *LATENT_WITHOUT_EFFECT),
-    example=LATENT_EXAMPLE,
-    routed=UPPER_EXPERTS,
 )

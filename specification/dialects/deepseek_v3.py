@@ -11,23 +11,10 @@ from typing import Any
 from specification.configuration import Configuration, ExpertChoice
 from specification.loading.decoders import (
     DEFAULTS,
-    LATENT_ENTRIES,
-    LATENT_EXAMPLE,
-    LATENT_KEYS,
-    LATENT_SIZES,
-    LATENT_WIDTHS,
-    LATENT_WITHOUT_EFFECT,
     NORMALIZED,
-    NORMS_BEFORE,
-    ROUTER_TRAINING,
-    UPPER_EXPERTS,
     Layers,
     causal,
-    decoder_dialect,
-    gated,
-    latent_heads,
-    mixture,
-    only_with,
+    latent_dialect,
     read_group_count,
     read_latent_layers,
 )
@@ -64,15 +51,12 @@ def configuration(
     return causal(num_heads, eps, activation, attention_layers, **own)
 
 
-DIALECT = decoder_dialect(
+DIALECT = latent_dialect(
     "deepseek_v3",
     __doc__,
     "DeepSeek-AI, DeepSeek-V3 Technical Report, 2024 (arXiv:2412.19437); `DeepseekV3ForCausalLM` of Hugging Face "
     "transformers",
-    latent_heads(),
-    only_with("mlp.up_proj.weight", gated()),
-    mixture("M", everywhere=False, choice_bias=True, shared="S"),
-    NORMS_BEFORE,
+    choice_bias=True,
     layers=Computed(
         (*ROPE_KEYS, "num_hidden_layers", "qk_rope_head_dim", "rope_interleave"),
         lambda told: read_latent_layers(told, "interleaved" if told["rope_interleave"] else "halves"),
@@ -83,17 +67,10 @@ DIALECT = decoder_dialect(
         | {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3}
     },
     configuration=configuration,
-    keys=LATENT_KEYS
-    | {
+    keys={
         "groups": Computed(("n_group",), lambda told: read_group_count(told, "n_group")),
         "chosen_groups": Computed(("topk_group",), lambda told: read_group_count(told, "topk_group")),
         "weighting": NORMALIZED,
     },
     fixed={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
-    entries=LATENT_ENTRIES,
-    sizes=LATENT_SIZES,
-    computed_sizes=LATENT_WIDTHS,
-    without_effect=(*ROUTER_TRAINING, *LATENT_WITHOUT_EFFECT),
-    example=LATENT_EXAMPLE,
-    routed=UPPER_EXPERTS,
 )

@@ -24,7 +24,7 @@ from specification.loading.decoders import (
     gated,
     head_norms,
     mixture,
-    only_with,
+    require_entry,
     separate_heads,
 )
 from specification.loading.record import Computed
@@ -59,7 +59,7 @@ DIALECT = decoder_dialect(
     "Yang et al., Qwen3 Technical Report, 2025 (arXiv:2505.09388); `Qwen3MoeForCausalLM` of Hugging Face transformers",
     separate_heads(),
     head_norms(),
-    only_with("mlp.up_proj.weight", gated()),
+    require_entry("mlp.up_proj.weight", gated()),
     mixture("M", everywhere=False),
     NORMS_BEFORE,
     layers=Computed(

@@ -323,6 +323,34 @@ def decoder_dialect(
     )
 
 
+def latent_dialect(name: str, about: str, source: str, *, choice_bias: bool = False, **options: Any) -> Dialect:
+    """Make the record of a language model that is built as DeepSeek's are.
+
+    Args:
+        name, about, source: of the record.
+        choice_bias: whether the router has one (MOE-2).
+        **options: of `decoder_dialect`; keys are those beside `LATENT_KEYS`.
+    """
+    keys = LATENT_KEYS | options.pop("keys")
+    return decoder_dialect(
+        name,
+        about,
+        source,
+        latent_heads(),
+        require_entry("mlp.up_proj.weight", gated()),
+        mixture("M", everywhere=False, choice_bias=choice_bias, shared="S"),
+        NORMS_BEFORE,
+        keys=keys,
+        entries=LATENT_ENTRIES,
+        sizes=LATENT_SIZES,
+        computed_sizes=LATENT_WIDTHS,
+        without_effect=(*ROUTER_TRAINING, *LATENT_WITHOUT_EFFECT),
+        example=LATENT_EXAMPLE,
+        routed=UPPER_EXPERTS,
+        **options,
+    )
+
+
 def separate_heads(bias: bool | str = HEADS_BIASED, output_bias: bool | str = HEADS_BIASED) -> Table:
     """Write the rows of an attention with four projections.
 
@@ -361,7 +389,7 @@ def gated(bias: bool | str = False) -> Table:
     )
 
 
-def only_with(name: str, *rows: Table) -> Table:
+def require_entry(name: str, *rows: Table) -> Table:
     """Give rows the condition that their layer has an entry of this name; for layers of several kinds."""
     return tuple(row._replace(when=(name,)) for row in table(*rows))
 
@@ -392,8 +420,8 @@ def experts(module: str, inner: str, names: tuple[str, ...]) -> Table:
         Row(f"{module}.experts.down_proj", outer, ("X", "E", inner), turned=True, stacked=True),
     )
     single = f"{module}.experts.*.{names[2]}.weight"
-    whole = tuple(row._replace(unless=(single,)) for row in only_with(together, stacked))
-    return table(only_with(single, own), whole)
+    whole = tuple(row._replace(unless=(single,)) for row in require_entry(together, stacked))
+    return table(require_entry(single, own), whole)
 
 
 def mixture(
@@ -424,7 +452,7 @@ def mixture(
         linear(names[2], "outer", shared, "E", bias=False),
     )
     parts = table(router, bias if choice_bias else (), every if shared else ())
-    return table(parts if everywhere else only_with(f"{module}.gate.weight", parts), experts(module, inner, names))
+    return table(parts if everywhere else require_entry(f"{module}.gate.weight", parts), experts(module, inner, names))
 
 
 def latent_heads() -> Table:
@@ -435,13 +463,13 @@ def latent_heads() -> Table:
         "self_attn.",
         "self_attention.",
         tuple(row._replace(unless=(compressed,)) for row in direct),
-        only_with(
+        require_entry(
             compressed,
             linear("q_a_proj", "query_down", "E", "Cq", bias=False),
             norm("q_a_layernorm", "query_norm", size="Cq", biased=False),
             linear("q_b_proj", "query", "Cq", "num_heads * Q", bias=False),
         ),
-        only_with("*self_attn.q_a_proj.bias", array("q_a_proj.bias", "query_down.bias", "Cq")),
+        require_entry("*self_attn.q_a_proj.bias", array("q_a_proj.bias", "query_down.bias", "Cq")),
         linear("kv_a_proj_with_mqa", "key_value_down", "E", "CR", bias=bias),
         norm("kv_a_layernorm", "key_value_norm", size="C", biased=False),
         linear("kv_b_proj", "key_value_up", "C", "num_heads * U", bias=False),
