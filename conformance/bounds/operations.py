@@ -244,7 +244,7 @@ def layer_norm(case: Case, p: Precision) -> dict[str, Approx]:
 def feed_forward(case: Case, p: Precision, **steps: Callable[[Approx], Approx]) -> dict[str, Approx]:
     """Of both networks. steps: the rounding between them, of the gated one."""
     keep = case.options.get("dropout_keep")
-    factor = 1.0 if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
+    factor = 1.0 if keep is None else keep_factor(keep, case.options["dropout_rate"])
     name = case.options.get("activation", default(case.operation, "activation"))
     cotangent = case.cotangents.get("output")
     inputs = {key: np.asarray(array, float) for key, array in case.inputs.items()}
@@ -310,10 +310,15 @@ def pairs(array: np.ndarray | None) -> Approx | None:
     return None if array is None else exact(array if array.ndim == 4 else array[None, None])
 
 
+def keep_factor(keep: np.ndarray, rate: float) -> np.ndarray:
+    """What dropout multiplies with."""
+    return np.where(keep, 1 / (1 - rate), 0.0)
+
+
 def dropout_factor(case: Case) -> np.ndarray | None:
     """What dropout multiplies each weight with, [B, H, Q, K]; None without dropout."""
     keep = case.options.get("dropout_keep")
-    return None if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
+    return None if keep is None else keep_factor(keep, case.options["dropout_rate"])
 
 
 def separate_heads(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:

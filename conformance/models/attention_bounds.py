@@ -21,7 +21,7 @@ from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norms
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_output
-from conformance.bounds.operations import concatenate_heads, pairs, split_heads
+from conformance.bounds.operations import concatenate_heads, keep_factor, pairs, split_heads
 from conformance.bounds.rotary import pair_columns, rotation
 from reference_numpy import materialize
 from reference_numpy.blocks import key_heads
@@ -210,7 +210,7 @@ def attend(
         "output", query, key, value, np.broadcast_to(allowed, shape), bar,
         bias=pairs(bias), scale=options["scale"], softcap=options["softcap"],
         sinks=None if p.sinks is None else exact(p.sinks),
-        factor=None if keep is None else np.where(keep, 1 / (1 - options["dropout_rate"]), 0.0),
+        factor=None if keep is None else keep_factor(keep, options["dropout_rate"]),
         empty_rows=options["empty_rows"], p=u,
     )  # fmt: skip
     heads = concatenate_heads(round_output(forward, u))

@@ -23,7 +23,7 @@ from conformance.bounds.arithmetic import LOG, TANH, Approx, Precision, exact, r
 from conformance.bounds.attention import EXP
 from conformance.bounds.latent_attention import latent_attention
 from conformance.bounds.layers import linear_gradients
-from conformance.bounds.operations import bound_results
+from conformance.bounds.operations import bound_results, keep_factor
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.models.attention_bounds import attend as block_attention
@@ -159,7 +159,7 @@ def attend(
         Precision.make(dtype),
     )
     keep = inside["dropout_keep"]
-    factor = None if keep is None else np.where(keep, 1 / (1 - inside["dropout_rate"]), 0.0)
+    factor = None if keep is None else keep_factor(keep, inside["dropout_rate"])
     bounds = bound_results(latent_attention(case, precision, factor=factor), case, precision)
     if cotangent is None:
         return bounds["output"]
