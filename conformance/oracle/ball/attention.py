@@ -149,11 +149,15 @@ def columns(leaves: Leaves, name: str) -> int:
     return sum(leaves.shape(f"{part}.weight")[1] for part in per_head_names(leaves, name))
 
 
+def split_heads(x: Variable, heads: int) -> Variable:
+    """[B, T, H * W] as [B, H, T, W]."""
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
 def project_to_heads(leaves: Leaves, name: str, x: Variable, heads: int) -> Variable:
     """[B, T, E] to [B, H, T, W]: head h is the h-th consecutive block of columns (MHA-1)."""
-    projected = concatenate([linear(leaves, part, x) for part in per_head_names(leaves, name)], axis=-1)
-    batch, length, width = projected.shape
-    return projected.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+    return split_heads(concatenate([linear(leaves, part, x) for part in per_head_names(leaves, name)], axis=-1), heads)
 
 
 def multi_head_attention(leaves: Leaves, options: dict[str, Any]) -> Results:

@@ -8,7 +8,7 @@ import numpy as np
 from flint import arb
 
 from conformance.cases.expectations import visible_pairs
-from conformance.oracle.ball.attention import Results, linear
+from conformance.oracle.ball.attention import Results, linear, split_heads
 from conformance.oracle.ball.layers import number
 from conformance.oracle.ball.rotary import turn
 from conformance.oracle.ball.tape import ONE, ZERO, Leaves, Variable, exp, select, sqrt
@@ -20,12 +20,6 @@ def root_mean_square(leaves: Leaves, name: str, x: Variable, options: dict[str, 
     return x * leaves.read(f"{name}.weight") / sqrt(square + number(options, "eps", 1e-6))
 
 
-def by_heads(x: Variable, heads: int) -> Variable:
-    """[B, T, H * W] as [B, H, T, W]."""
-    batch, length, columns = x.shape
-    return x.reshape(batch, length, heads, columns // heads).transpose(0, 2, 1, 3)
-
-
 def latent_attention(leaves: Leaves, options: dict[str, Any]) -> Results:
     """output(heads of softmax(scale (q . k + r(q') . r(k'))) v), with k and v from the normalised latent."""
     x, heads, turning = leaves.read("x"), options["num_heads"], options["rotary_width"]
@@ -33,11 +27,11 @@ def latent_attention(leaves: Leaves, options: dict[str, Any]) -> Results:
     inner = x
     if "query_down.weight" in leaves:
         inner = root_mean_square(leaves, "query_norm", linear(leaves, "query_down", x), options)
-    query = by_heads(linear(leaves, "query", inner), heads)
+    query = split_heads(linear(leaves, "query", inner), heads)
     down = linear(leaves, "key_value_down", x)
     latents, width = leaves.shape("key_value_norm.weight")[0], query.shape[3] - turning
     up = linear(leaves, "key_value_up", root_mean_square(leaves, "key_value_norm", down[..., :latents], options))
-    up = by_heads(up, heads)
+    up = split_heads(up, heads)
     positions = leaves.inputs.get("positions", np.arange(length))
     given = options | {"pairing": options.get("pairing") or "interleaved"}
     shared = turn(down[..., latents:].reshape(batch, 1, length, turning), positions, given)
