@@ -273,7 +273,7 @@ def mismatch_weights(m: Mixture) -> Mixture:
     return m._replace(weights=np.take_along_axis(m.weights, order, axis=-1))
 
 
-def over_all(case: Case) -> dict[str, Any] | None:
+def weigh_over_all(case: Case) -> dict[str, Any] | None:
     softmax = bounds_of.option(case, "weighting") == "softmax"
     return {"weighting": "scores", "scoring": "softmax"} if softmax and "choice_bias" not in case.inputs else None
 
@@ -311,7 +311,7 @@ CHOSEN = (
     ROUTING.entry("weighting", "the weights are {used} where {asked} is asked for", swap_option("weighting"),
                   rule="MOE-3", asked=("normalized", "scores", "softmax"), used=("scores", "normalized", "softmax")),
     ROUTING.entry("softmax-over-all", "the softmax of weights is over all experts, not over the chosen ones",
-                  answer_options(over_all), rule="MOE-3"),
+                  answer_options(weigh_over_all), rule="MOE-3"),
     ROUTING.entry("choice-bias-in-weights", "the choice bias is in the weights, too", change_mixture(bias_weights),
                   rule="MOE-3", needs=("choice_bias",)),
     ROUTING.entry("weights-in-other-order", "weights are in the order of their size, and indices are not",

@@ -422,7 +422,7 @@ def exchange_down(case: Case) -> tuple[str, Array]:
     return "key_value_down", np.roll(np.arange(columns), -R)
 
 
-def by_heads(case: Case, name: str) -> Array:
+def columns_by_head(case: Case, name: str) -> Array:
     """Columns [H, W] of a projection, or rows of the last one."""
     size = case.inputs[f"{name}.weight"].shape[0 if name == "output" else 1]
     return np.arange(size).reshape(case.options["num_heads"], -1)
@@ -430,14 +430,14 @@ def by_heads(case: Case, name: str) -> Array:
 
 def parts_of(case: Case, name: str) -> tuple[int, int]:
     """Of a head's columns, those of the first part and of the second."""
-    R, width = case.options["rotary_width"], by_heads(case, name).shape[1]
-    D = by_heads(case, "query").shape[1] - R
+    R, width = case.options["rotary_width"], columns_by_head(case, name).shape[1]
+    D = columns_by_head(case, "query").shape[1] - R
     return D, width - D
 
 
 def exchange_parts(case: Case, name: str) -> tuple[str, Array]:
     """In each head the second part comes first."""
-    return name, np.roll(by_heads(case, name), -parts_of(case, name)[1], axis=1).ravel()
+    return name, np.roll(columns_by_head(case, name), -parts_of(case, name)[1], axis=1).ravel()
 
 
 def read_parts_first(case: Case, name: str) -> tuple[str, Array] | None:
@@ -449,7 +449,7 @@ def read_parts_first(case: Case, name: str) -> tuple[str, Array] | None:
 
 def interleave_heads(case: Case, name: str) -> tuple[str, Array] | None:
     """Column c belongs to head c % H."""
-    H, width = by_heads(case, name).shape
+    H, width = columns_by_head(case, name).shape
     return None if 1 in (H, width) else (name, np.arange(H * width).reshape(width, H).T.ravel())
 
 

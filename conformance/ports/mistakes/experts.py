@@ -74,17 +74,12 @@ def compute_otherwise(
     return changed
 
 
-def add_shared(times: float) -> StepChange:
-    """Add the shared expert so many times in place of once; 0 stands for the number of chosen experts."""
-
-    def compute(p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, options: dict[str, Any]) -> Any:
-        if p.shared is None:
-            return mixture_of_experts(p, x, **options)
-        shared = expert_network(p.shared, x, configuration.activation)
-        own = mixture_of_experts(p._replace(shared=None), x, **options)
-        return own + (times or options["chosen"]) * shared
-
-    return compute_otherwise(compute)
+def repeat_shared(p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, options: dict[str, Any]) -> Any:
+    """Add the shared expert once for each chosen one."""
+    if p.shared is None:
+        return mixture_of_experts(p, x, **options)
+    shared = expert_network(p.shared, x, configuration.activation)
+    return mixture_of_experts(p._replace(shared=None), x, **options) + options["chosen"] * shared
 
 
 def scale_shared(p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, options: dict[str, Any]) -> Any:
@@ -126,11 +121,9 @@ def drop_router_bias(p: MixtureOfExperts) -> MixtureOfExperts:
 
 def swap_gate(p: MixtureOfExperts) -> MixtureOfExperts:
     experts: Any = p.experts
-    return (
-        p
-        if isinstance(experts, FeedForward)
-        else p._replace(experts=experts._replace(gate=experts.inner, inner=experts.gate))
-    )
+    if isinstance(experts, FeedForward):
+        return p
+    return p._replace(experts=experts._replace(gate=experts.inner, inner=experts.gate))
 
 
 def split_columns(interleaved: bool) -> Callable[[MixtureOfExperts], MixtureOfExperts]:
@@ -220,11 +213,11 @@ MIXTURES = (
         for name, says, function, rule in (
             ("choice-bias-weighs", "the bias of the choice is left in the weights", weigh_by_preferences, "MOE-3"),
             ("shared-scaled", "the factor of the weights is applied to the shared expert too", scale_shared, "MOE-3"),
+            ("shared-for-each", "the shared expert is added once for each chosen one", repeat_shared, "MOE-4"),
             ("chosen-left-out", "the chosen experts are left out", leave_chosen, "MOE-4"),
             ("not-clamped", "the activation is SiLU, which is not clamped", activate_plainly, "MOE-4"),
         )
     ),
-    EXPERTS.entry("shared-for-each", "the shared expert is added once for each chosen one", add_shared(0)),
     EXPERTS.entry("reversed", "the experts stand in the opposite order", replace_experts(lambda stack: stack[::-1])),
     EXPERTS.entry(
         "first-alone",
