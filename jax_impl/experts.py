@@ -1,13 +1,15 @@
 """Mixtures of experts in JAX (rules MOE-1 to MOE-5), as `reference_numpy/experts.py` defines them.
 
-Shapes are static here, so each expert sees all tokens, with zeros in place of those that it does not take.
+Tokens are sorted by expert, and each expert multiplies those that it takes. Shapes are static here, so the rows come in
+blocks that are one expert's each, and a loop ends after the last block that has rows.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,9 @@ from jax.lax import stop_gradient
 from jaxtyping import Bool, Float, Integer
 
 from jax_impl.dtypes import HIGHEST, cast, compile_with, compiled, widen
-from jax_impl.feed_forward import feed_forward, gated_feed_forward, silu_steps
+from jax_impl.feed_forward import ACTIVATIONS, silu_steps
 from jax_impl.multi_head_attention import linear
 from specification import FeedForward, GatedFeedForward, Linear, MixtureOfExperts, Routing, checks
-from specification.parameters import mapped
 
 __all__ = ["mixture_of_experts", "route"]
 
@@ -179,40 +180,144 @@ def clamped_value(value: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
 
 
 def expert_network(
-    parameters: FeedForward | GatedFeedForward, x: Float[jax.Array, "N E"], activation: str
-) -> Float[jax.Array, "N E_out"]:
+    parameters: FeedForward | GatedFeedForward,
+    x: Float[jax.Array, "... E"],
+    activation: str,
+    project: Callable[[Linear, Any], Any] = linear,
+) -> Float[jax.Array, "... E_out"]:
     """One feed-forward network, with GPT-OSS's activation too (MOE-4)."""
+    hidden = widen(project(parameters.inner, x))
     if isinstance(parameters, FeedForward):
-        return feed_forward(parameters, x, activation=activation)
-    if activation != "clamped_swiglu":
-        return gated_feed_forward(parameters, x, activation=activation)
-    gate = clamped_gate(widen(linear(parameters.gate, x)))
-    hidden = gate * clamped_value(widen(linear(parameters.inner, x)))
-    return linear(parameters.outer, cast(hidden, x.dtype))
+        hidden = ACTIVATIONS[activation](hidden)
+    elif activation == "clamped_swiglu":
+        hidden = clamped_gate(widen(project(parameters.gate, x))) * clamped_value(hidden)
+    else:
+        hidden = ACTIVATIONS[activation](widen(project(parameters.gate, x))) * hidden
+    return project(parameters.outer, cast(hidden, x.dtype))
 
 
-@partial(jax.jit, static_argnums=(4, 5))
-def weighted_sum(
+class Blocks(NamedTuple):
+    """Rows that are sorted by expert, in blocks of one size that are one expert's each."""
+
+    places: Integer[jax.Array, "N C"]
+    """The row of each token's part; one past all rows for a part that is not computed."""
+    tokens: Integer[jax.Array, "M S"]
+    """The token of each row, N of a row that only fills a block."""
+    owners: Integer[jax.Array, "M"]
+    """The expert of each block; the number of experts for a block that is not used."""
+    used: Integer[jax.Array, ""]
+    """How many blocks have rows. They are the first ones."""
+
+
+def block_size(rows: int, experts: int) -> int:
+    """The power of two at or above the rows that an expert has on average, between 4 and 256."""
+    return min(max(1 << math.ceil(rows / experts - 1).bit_length(), 4), 256)
+
+
+def sort_tokens(indices: Integer[jax.Array, "N C"], places: Bool[jax.Array, "N X"]) -> Blocks:
+    """Sort the parts of tokens by the expert that computes them, those of one expert in the order of tokens."""
+    (N, C), X = indices.shape, places.shape[1]
+    size = block_size(N * C, X)
+    blocks = max(min(N * C, (N * C + X * (size - 1)) // size), 1)  # also if each expert leaves one row for its last
+    of_experts = -(-jnp.sum(places, axis=0) // size)
+    ends = jnp.cumsum(of_experts)
+    rows = jnp.cumsum(places, axis=0) - 1 + (ends - of_experts) * size
+    taken, rows = (jnp.take_along_axis(array, indices, axis=1) for array in (places, rows))
+    rows = jnp.where(taken, rows, blocks * size)
+    tokens = jnp.full(blocks * size, N).at[rows].set(jnp.arange(N)[:, None], mode="drop")
+    owners = jnp.searchsorted(ends, jnp.arange(blocks), side="right")
+    return Blocks(rows, tokens.reshape(blocks, size), owners, ends[-1])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def grouped_product(
+    turned: bool,
+    rows: Float[jax.Array, "M S I"],
+    stack: Float[jax.Array, "X I O"],
+    owners: Integer[jax.Array, "M"],
+    used: Integer[jax.Array, ""],
+) -> Float[jax.Array, "M S O"]:
+    """rows @ stack[owner] for each block, in the dtype of the rows. Nothing reads an expert without rows.
+
+    turned: multiply by the transposed matrices, of a stack [X, O, I].
+    """
+
+    def multiply(i: Any, output: jax.Array) -> jax.Array:
+        matrix = widen(stack[owners[i]])
+        return output.at[i].set(jnp.matmul(rows[i], matrix.T if turned else matrix, precision=HIGHEST))
+
+    output = jnp.zeros((*rows.shape[:2], stack.shape[1 if turned else 2]), rows.dtype)
+    return jax.lax.fori_loop(0, used, multiply, output)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def grouped_outer(
+    experts: int,
+    left: Float[jax.Array, "M S A"],
+    right: Float[jax.Array, "M S B"],
+    owners: Integer[jax.Array, "M"],
+    used: Integer[jax.Array, ""],
+) -> Float[jax.Array, "X A B"]:
+    """left.mT @ right, added up over the blocks of each expert: 0 where it has none."""
+
+    def add(i: Any, output: jax.Array) -> jax.Array:
+        return output.at[owners[i]].add(jnp.matmul(left[i].T, right[i], precision=HIGHEST))
+
+    output = jnp.zeros((experts, left.shape[-1], right.shape[-1]), left.dtype)
+    return jax.lax.fori_loop(0, used, add, output)
+
+
+def grouped_product_forward(turned: bool, *inputs: jax.Array) -> tuple[jax.Array, Any]:
+    return grouped_product(turned, *inputs), inputs
+
+
+def grouped_product_backward(turned: bool, saved: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+    rows, stack, *blocks = saved
+    pair = (cotangent, rows) if turned else (rows, cotangent)
+    of_stack = grouped_outer(len(stack), *pair, *blocks)
+    return grouped_product(not turned, cotangent, stack, *blocks), cast(of_stack, stack.dtype), None, None
+
+
+def grouped_outer_forward(experts: int, *inputs: jax.Array) -> tuple[jax.Array, Any]:
+    return grouped_outer(experts, *inputs), inputs
+
+
+def grouped_outer_backward(experts: int, saved: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+    left, right, *blocks = saved
+    of_left = grouped_product(True, right, cotangent, *blocks)
+    return of_left, grouped_product(False, left, cotangent, *blocks), None, None
+
+
+grouped_product.defvjp(grouped_product_forward, grouped_product_backward)
+grouped_outer.defvjp(grouped_outer_forward, grouped_outer_backward)
+
+
+@partial(jax.jit, static_argnums=(5, 6))
+def sorted_sum(
     experts: FeedForward | GatedFeedForward,
     tokens: Float[jax.Array, "N E"],
-    weights: Float[jax.Array, "N X"],
+    indices: Integer[jax.Array, "N C"],
+    weights: Float[jax.Array, "N C"],
     places: Bool[jax.Array, "N X"],
     activation: str,
     dtype: Any,
 ) -> Float[jax.Array, "N E_out"]:
-    """The results of the experts for the tokens that they take, times the weights, one expert after the other (MOE-4).
+    """The results of the experts for the tokens that they take, times the weights, by ascending index (MOE-4)."""
+    blocks = sort_tokens(indices, places)
+    filled = (blocks.tokens < len(tokens))[..., None]
 
-    Whoever does not take part is 0 before and after: a gradient of 0 times NaN would be NaN.
-    """
+    def project(stack: Linear, x: jax.Array) -> jax.Array:
+        output = grouped_product(False, widen(x), stack.weight, blocks.owners, blocks.used)
+        if stack.bias is not None:
+            output = output + widen(stack.bias).at[blocks.owners].get(mode="fill", fill_value=0)[:, None]
+        # Rows that fill a block get no gradient either, which would be 0 times an expert's infinity.
+        return cast(jnp.where(filled, output, 0), x.dtype)
 
-    def add_expert(output: jax.Array, given: Any) -> tuple[jax.Array, None]:
-        own, weight, taken = given
-        own = mapped(lambda array: jnp.where(taken.any(), array, jnp.zeros_like(array)), own)
-        result = expert_network(own, cast(jnp.where(taken, tokens, 0), dtype), activation)
-        return output + jnp.where(taken, weight, 0) * jnp.where(taken, widen(result), 0), None
-
-    output = jnp.zeros((len(tokens), experts.outer.weight.shape[-1]), tokens.dtype)
-    return jax.lax.scan(add_expert, output, (experts, weights.T[:, :, None], places.T[:, :, None]))[0]
+    rows = tokens.at[blocks.tokens].get(mode="fill", fill_value=0)
+    results = widen(expert_network(experts, cast(rows, dtype), activation, project))
+    parts = results.reshape(-1, results.shape[-1]).at[blocks.places].get(mode="fill", fill_value=0)
+    taken = blocks.places < results.shape[0] * results.shape[1]
+    return jnp.sum(jnp.where(taken, weights, 0)[..., None] * parts, axis=1)
 
 
 def mixture_of_experts(
@@ -265,7 +370,7 @@ def mixture_of_experts(
     indices, weights, _ = route_by_logits(logits, widen(choice_bias), **options | {"scale": float(scale)})
     X = router.weight.shape[1]
     places = taken_places(indices, X, real, capacity)
-    output = weighted_sum(experts, tokens, spread(weights, indices, X), places, activation, jnp.dtype(x.dtype))
+    output = sorted_sum(experts, tokens, indices, weights, places, activation, jnp.dtype(x.dtype))
     if shared is not None:
         output = output + widen(expert_network(shared, cast(tokens, x.dtype), activation))
     output = jnp.where(real[:, None], output, 0)
