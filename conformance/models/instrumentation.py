@@ -60,6 +60,13 @@ def instrument_package(package: str, parameters: ModelParameters, visit: Visit) 
 
         return call_visit
 
+    def begin_anew(call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_model(*arguments: Any, **keywords: Any) -> Any:
+            namer.forget()
+            return call(*arguments, **keywords)
+
+        return call_model
+
     def visit_gradient(call: Call, cotangent: np.ndarray) -> Any:
         """`pull_back` of the definition's tape, where the gradient of every operation is a step."""
         plain = inspect.unwrap(call.function)
@@ -96,7 +103,8 @@ def instrument_package(package: str, parameters: ModelParameters, visit: Visit) 
         for name, value in list(found.items()):
             found[name] = replace_value(name, value)
         if "MODELS" in found:
-            found["MODELS"] = model_calls(Functions(**{name: found[name] for name in Functions._fields}))
+            calls = model_calls(Functions(**{name: found[name] for name in Functions._fields}))
+            found["MODELS"] = {kind: begin_anew(call) for kind, call in calls.items()}
     merged = {name: value for found in names.values() for name, value in found.items() if not name.startswith("_")}
     return types.SimpleNamespace(**merged)
 
@@ -120,6 +128,10 @@ class Namer:
     def __init__(self, parameters: ModelParameters) -> None:
         self.paths = paths(parameters)
         self.kept = parameters  # alive, so that no identity is given away
+        self.forget()
+
+    def forget(self) -> None:
+        """No step was taken before the next one."""
         self.last, self.count = "", Counter[str]()
 
     def __call__(self, step: str, first: object) -> str:

@@ -27,7 +27,9 @@ def test_every_fault_is_caught_and_placed(fault: Fault) -> None:
     report = judge(fault, fault.dialect, fault.framework)
     assert not report.conforms
     if fault.name not in ELSEWHERE:
-        assert report.violations[0].step == fault.where, report
+        steps = [violation.step for violation in report.violations]
+        pair = "_and_" in fault.name  # of which the mistake that explains more cases is told first
+        assert fault.where in (steps if pair else steps[:1]), report
 
 
 @pytest.mark.filterwarnings("ignore")  # flex_attention and torch.compile have advice

@@ -74,6 +74,16 @@ def test_a_planted_mistake_is_named(dialect: str, name: str, number: int) -> Non
     assert causes[0].against == 0
 
 
+@pytest.mark.parametrize("dialect", MODELS)
+def test_steps_have_the_same_names_in_every_run(dialect: str) -> None:
+    """By which a mistake's run is compared with the right one."""
+    computation = list_model_cases(dialect)[0].computation
+    first, second = list[str](), list[str]()
+    for names in (first, second):
+        computation.run(watch=lambda name, _, names=names: names.append(name))
+    assert first == second
+
+
 @pytest.mark.parametrize("name", ["cache.mask-from-first", "cache.mask-padded-behind", "cache.not-causal"])
 def test_a_wrong_mask_beside_a_cache_is_named(name: str) -> None:
     """The whole pass is right, and so is token by token in some of them."""
