@@ -313,7 +313,7 @@ def sorted_sum(
         # Rows that fill a block get no gradient either, which would be 0 times an expert's infinity.
         return cast(jnp.where(filled, output, 0), x.dtype)
 
-    rows = tokens.at[blocks.tokens].get(mode="fill", fill_value=0)
+    rows = jnp.pad(tokens, ((0, 1), (0, 0)))[blocks.tokens]
     results = widen(expert_network(experts, cast(rows, dtype), activation, project))
     parts = results.reshape(-1, results.shape[-1]).at[blocks.places].get(mode="fill", fill_value=0)
     taken = blocks.places < results.shape[0] * results.shape[1]
