@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ from torch_impl.multi_head_attention import Product, linear
 
 __all__ = ["mixture_of_experts", "route"]
 
-RUN = 512
-"""Rows that experts share before the next ones begin: 2 MB of 1024 float32 numbers each."""
+RUN = 2**19
+"""Numbers between two products that experts share before the next ones begin: 2 MB in float32."""
 
 
 def router_logits(x: Float[torch.Tensor, "*tokens E"], router: Linear) -> Float[torch.Tensor, "*tokens X"]:
@@ -193,12 +193,29 @@ def expert_network(
     return project(parameters.outer, hidden.to(x.dtype))
 
 
+class Groups(NamedTuple):
+    """Where the rows of each expert stand among rows that are sorted by expert."""
+
+    experts: int
+    spans: list[tuple[int, int, int]]
+    """An expert that has rows, its first row, and the one after its last."""
+
+
+def find_groups(counts: np.ndarray) -> Groups:
+    """The groups of experts that have so many rows each."""
+    ends = np.cumsum(counts)
+    some = np.flatnonzero(counts)
+    return Groups(
+        len(counts), list(zip(some.tolist(), (ends - counts)[some].tolist(), ends[some].tolist(), strict=True))
+    )
+
+
 class Grouped(GradientByHand):
-    """An operation on rows that are sorted by expert: the last argument has the number of rows of each."""
+    """An operation on rows that are sorted by expert: the last argument says where those of each stand."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        *tensors, ctx.counts = inputs
+        *tensors, ctx.groups = inputs
         ctx.save_for_backward(*tensors)
 
 
@@ -206,39 +223,43 @@ class GroupedProduct(Grouped):
     """rows @ stack[expert], in the dtype of the rows. Nothing reads an expert without rows."""
 
     @staticmethod
-    def forward(rows: torch.Tensor, stack: torch.Tensor, counts: list[int]) -> Any:
-        parts = [product(part, widen(stack[e])) for e, part in enumerate(torch.split(rows, counts)) if len(part) > 0]
+    def forward(rows: torch.Tensor, stack: torch.Tensor, groups: Groups) -> Any:
+        with torch.autocast(rows.device.type, enabled=False):
+            parts = [rows[start:end] @ stack[e].to(rows.dtype) for e, start, end in groups.spans]
         return parts[0] if len(parts) == 1 else torch.cat([rows.new_empty((0, stack.shape[-1])), *parts])
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, Any, None]:
         rows, stack = ctx.saved_tensors
-        of_rows = GroupedProduct.apply(cotangent, stack.mT, ctx.counts)
-        return of_rows, GroupedOuter.apply(rows, cotangent, ctx.counts).to(stack.dtype), None
+        of_rows = GroupedProduct.apply(cotangent, stack.mT, ctx.groups)
+        return of_rows, GroupedOuter.apply(rows, cotangent, ctx.groups).to(stack.dtype), None
 
 
 class GroupedOuter(Grouped):
     """left.mT @ right for the rows of each expert: 0 where it has none."""
 
     @staticmethod
-    def forward(left: torch.Tensor, right: torch.Tensor, counts: list[int]) -> Any:
-        pairs = zip(torch.split(left, counts), torch.split(right, counts), strict=True)
-        return torch.stack([product(one.mT, other) for one, other in pairs])
+    def forward(left: torch.Tensor, right: torch.Tensor, groups: Groups) -> Any:
+        stack = left.new_zeros((groups.experts, left.shape[-1], right.shape[-1]))
+        for e, start, end in groups.spans:
+            stack[e] = product(left[start:end].mT, right[start:end])
+        return stack
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, Any, None]:
         left, right = ctx.saved_tensors
-        of_left = GroupedProduct.apply(right, cotangent.mT, ctx.counts)
-        return of_left, GroupedProduct.apply(left, cotangent, ctx.counts), None
+        of_left = GroupedProduct.apply(right, cotangent.mT, ctx.groups)
+        return of_left, GroupedProduct.apply(left, cotangent, ctx.groups), None
 
 
 def grouped_network(
-    experts: FeedForward | GatedFeedForward, rows: Float[torch.Tensor, "S E"], counts: list[int], activation: str
+    experts: FeedForward | GatedFeedForward, rows: Float[torch.Tensor, "S E"], counts: np.ndarray, activation: str
 ) -> Float[torch.Tensor, "S E_out"]:
     """The networks of several experts, each for as many of the rows as `counts` says."""
+    groups = find_groups(counts)
 
     def project(stack: Linear, x: torch.Tensor) -> torch.Tensor:
-        output = GroupedProduct.apply(widen(x), stack.weight, counts)
+        output = GroupedProduct.apply(widen(x), stack.weight, groups)
         if stack.bias is not None:
             output = output + widen(stack.bias)[np.repeat(np.arange(len(counts)), counts)]
         return output.to(x.dtype)
@@ -246,11 +267,11 @@ def grouped_network(
     return expert_network(experts, rows, activation, project)
 
 
-def run_lengths(counts: np.ndarray) -> list[int]:
+def run_lengths(counts: np.ndarray, width: int) -> list[int]:
     """How many consecutive experts share a run of rows: so many that what is between two products stays in a cache."""
     lengths, rows = [0], 0
     for count in counts.tolist():
-        if rows > 0 and rows + count > RUN:
+        if rows > 0 and (rows + count) * width > RUN:
             lengths.append(0)
             rows = 0
         lengths[-1] += 1
@@ -274,7 +295,7 @@ def sorted_sum(
     of_rows, token_of_rows = np.nonzero(places.T)
     expert_rows, token_rows = (torch.as_tensor(numbers, device=device) for numbers in (of_rows, token_of_rows))
     counts = places.sum(axis=0)
-    sizes = run_lengths(counts)
+    sizes = run_lengths(counts, experts.outer.weight.shape[1])
     runs = mapped(lambda stack: torch.split(stack, sizes), experts)
     of_runs = np.split(counts, np.cumsum(sizes)[:-1])
     lengths = [int(one.sum()) for one in of_runs]
@@ -283,7 +304,7 @@ def sorted_sum(
     parts = []
     for i, (rows, weight, one) in enumerate(zip(rows_of_runs, weights_of_runs, of_runs, strict=True)):
         own = mapped(lambda _, stacks, i=i: stacks[i], experts, runs)
-        parts.append(weight * widen(grouped_network(own, rows, one.tolist(), activation)))
+        parts.append(weight * widen(grouped_network(own, rows, one, activation)))
     # Where the parts of a token stand; a token that fewer experts take has the row of zeros in place of the others.
     taken = places.sum(axis=1)
     found = np.full((len(tokens), taken.max(initial=1)), len(token_of_rows))
