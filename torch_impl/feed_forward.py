@@ -67,7 +67,7 @@ class Silu(GradientByHand):
     def forward(x: torch.Tensor) -> Any:
         size = torch.clamp(torch.abs(x), max=torch.finfo(x.dtype).max)
         root = (-0.5 * size).exp_()
-        size.mul_(root).mul_(root).div_(root.square_().add_(1))
+        size.mul_(root).mul_(root).div_((root * root).add_(1))
         return torch.clamp(x, min=0).sub_(size)
 
     @staticmethod

@@ -44,7 +44,7 @@ def torch_grouped(parameters: MixtureOfExperts, x: torch.Tensor, *, chosen: int)
     results = F.grouped_mm((F.silu(gate) * inner).to(x.dtype), experts.outer.weight, offs=ends)
     weighed = results.float() * weights.flatten()[order, None]
     output = torch.zeros(len(rows), results.shape[-1]).index_add(0, tokens, weighed).to(x.dtype)
-    return output.reshape(*x.shape[:-1], -1)
+    return output.reshape(*x.shape[:-1], output.shape[-1])
 
 
 @declare()
@@ -66,7 +66,7 @@ def jax_ragged(parameters: MixtureOfExperts, x: jax.Array, *, chosen: int) -> An
     results = jax.lax.ragged_dot((jax.nn.silu(gate) * inner).astype(x.dtype), experts.outer.weight, sizes)
     weighed = results.astype(wide) * weights.ravel()[order, None]
     output = jnp.zeros((len(rows), results.shape[-1]), wide).at[tokens].add(weighed).astype(x.dtype)
-    return output.reshape(*x.shape[:-1], -1)
+    return output.reshape(*x.shape[:-1], output.shape[-1])
 
 
 def peer(name: str, subject: str, library: str) -> Peer:

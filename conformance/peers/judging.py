@@ -218,8 +218,9 @@ class PeerExecutor(Executor):
         """The declaration with the dtypes in which plain results are right; the first is taken to be."""
         rule, (first, *others) = own.dtype_rule(self.operation), declaration.dtypes
         plain = declaration.remove_features("gradients", "scale", "softcap", "bias").add_conventions(empty_rows="any")
-        wrong = self.wrong(others, rule, lambda dtype: own.dtype_probe(self.operation, rule, dtype, plain))
-        self.remark(rule, [WrongDtype(dtype, self.excuse(rule, dtype, plain)) for dtype in wrong])
+        probe = partial(own.dtype_probe, self.operation, rule)
+        wrong = self.wrong(others, probe, plain)
+        self.remark(rule, [WrongDtype(dtype, self.excuse(dtype, probe, plain)) for dtype in wrong])
         return replace(declaration, dtypes=(first, *(dtype for dtype in others if dtype not in wrong)))
 
     def split_by_gradients(self, declaration: Declaration) -> list[Declaration]:
@@ -227,9 +228,9 @@ class PeerExecutor(Executor):
         if "gradients" not in declaration or not operation_facts(self.operation).differentiated:
             return [declaration]
         rule, plain = own.gradient_rule(self.operation), declaration.add_conventions(empty_rows="any")
-        probe = partial(own.gradient_probe, self.operation, rule, declaration=plain)
-        wrong = self.wrong(declaration.dtypes, rule, probe)
-        self.remark(rule, [WrongDtype(dtype, {}) for dtype in wrong], gradients=True)
+        probe = partial(own.gradient_probe, self.operation, rule)
+        wrong = self.wrong(declaration.dtypes, probe, plain)
+        self.remark(rule, [WrongDtype(dtype, self.excuse(dtype, probe, plain)) for dtype in wrong], gradients=True)
         right = tuple(dtype for dtype in declaration.dtypes if dtype not in wrong)
         parts = [
             replace(declaration, dtypes=right),
@@ -237,21 +238,24 @@ class PeerExecutor(Executor):
         ]
         return [part for part in parts if part.dtypes]
 
-    def wrong(self, dtypes: Iterable[str], rule: str, probe: Callable[[str], Probe]) -> list[str]:
+    def wrong(
+        self, dtypes: Iterable[str], probe: Callable[[str, Declaration], Probe], declaration: Declaration
+    ) -> list[str]:
         """The dtypes in which the probe fails."""
         found = []
         for dtype in dtypes:
-            results = self.answer_own(probe(dtype))
+            results = self.answer_own(probe(dtype, declaration))
             self.results.include(results)
             found += [dtype] if results.violations else []
         return found
 
-    def excuse(self, rule: str, dtype: str, declaration: Declaration) -> dict[str, str]:
+    def excuse(
+        self, dtype: str, probe: Callable[[str, Declaration], Probe], declaration: Declaration
+    ) -> dict[str, str]:
         """The conventions of its precision under which it is right after all, where there are any."""
         for conventions in EXCUSES.get(self.operation, ()):
             declared = declaration.add_conventions(**conventions)
-            probe = own.dtype_probe(self.operation, rule, dtype, declared)
-            if roundings(declared, dtype) and not self.answer_own(probe).violations:
+            if roundings(declared, dtype) and not self.answer_own(probe(dtype, declared)).violations:
                 return conventions
         return {}
 

@@ -196,7 +196,7 @@ def alternating_experts(experts: GatedFeedForward) -> dict[str, torch.Tensor]:
 
 
 def adapt_mixtral(implementation: str, **declared: Any) -> Callable[..., Any]:
-    @declare(**declared)
+    @declare(conventions={"scores": "inputs", "combined": "inputs"}, **declared)
     def mixture_of_experts(
         parameters: MixtureOfExperts, x: torch.Tensor, *, chosen: int, activation: str = "silu"
     ) -> Any:
@@ -210,7 +210,7 @@ def adapt_mixtral(implementation: str, **declared: Any) -> Callable[..., Any]:
 
 
 def adapt_deepseek(implementation: str, **declared: Any) -> Callable[..., Any]:
-    @declare(**declared)
+    @declare(conventions={"combined": "inputs"}, **declared)
     def mixture_of_experts(
         parameters: MixtureOfExperts, x: torch.Tensor, *, chosen: int, activation: str = "silu",
         scoring: str = "softmax", groups: int = 1, chosen_groups: int = 1, weighting: str = "normalized",
@@ -233,7 +233,7 @@ def adapt_deepseek(implementation: str, **declared: Any) -> Callable[..., Any]:
 
 
 def adapt_gpt_oss(implementation: str, **declared: Any) -> Callable[..., Any]:
-    @declare(**declared)
+    @declare(conventions={"scores": "inputs", "weights": "inputs", "combined": "inputs"}, **declared)
     def mixture_of_experts(
         parameters: MixtureOfExperts, x: torch.Tensor, *, chosen: int, activation: str = "silu"
     ) -> Any:
