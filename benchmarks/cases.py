@@ -21,7 +21,15 @@ def layer_norm(batch: int, length: int, width: int) -> Case:
     return Case(f"layer norm, {batch}x{length}x{width}", "layer_norm", B=batch, Q=length, D=width, H=1, G=1)
 
 
+def mixture(name: str, tokens: int, **sizes: Any) -> Case:
+    return Case(f"{name}, T={tokens}", "mixture_of_experts", Q=tokens, H=1, G=1, **sizes)
+
+
 GROUPED: dict[str, Any] = {"H": 8, "G": 2}
+MIXTRAL = {"D": 1024, "F": 3584, "X": 8, "chosen": 2}
+"""A quarter of Mixtral's widths."""
+OLMOE = {"D": 1024, "F": 1024, "X": 64, "chosen": 8}
+"""OLMoE's networks, between rows of half its width."""
 
 CASES = (
     attention("short", 64),
@@ -37,6 +45,8 @@ CASES = (
     Case("decode, lengths, B=8, K=8192, 8 heads on 2", B=8, Q=1, K=8192, kind="lengths", **GROUPED),
     *both_ways(layer_norm(8, 512, 768)),
     *both_ways(layer_norm(4, 2048, 1024)),
+    *(mixture("mixture, 2 of 8 experts", tokens, **MIXTRAL) for tokens in (1, 16, 256, 4096)),
+    *(mixture("mixture, 8 of 64 experts", tokens, **OLMOE) for tokens in (1, 16, 256, 4096)),
 )
 """On a CPU, in float32."""
 

@@ -24,7 +24,7 @@ from conformance.timing.subjects.timed_subject import (
     Subject,
     without,
 )
-from conformance.timing.timed_case import Arrays, Case, dense_mask, inputs, mask
+from conformance.timing.timed_case import Arrays, Case, dense_mask, inputs, mask, mixture_weights
 
 
 def flax_attention(case: Case, device: str) -> Prepared:
@@ -69,6 +69,26 @@ def keras_layer_norm(case: Case, device: str, backend: str) -> Prepared:
         return (lambda x, *_: layer(x)), [x, layer.gamma.value, layer.beta.value]
 
     return torch_subjects.prepared(case, device, None, weights=weights)
+
+
+def transformers_mixture(case: Case, device: str, implementation: str) -> Prepared:
+    """`MixtralSparseMoeBlock` of transformers, with the weights as they are stored."""
+    import torch
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    array = FRAMEWORKS["torch"](device).array
+    router, gate, inner, outer = (array(weight.swapaxes(-1, -2)) for weight in mixture_weights(case).values())
+    config: Any = MixtralConfig(
+        hidden_size=case.D, intermediate_size=case.F, num_local_experts=case.X, num_experts_per_tok=case.chosen
+    )
+    config._experts_implementation = implementation
+    with torch.device("meta"):
+        block: Any = MixtralSparseMoeBlock(config).eval().requires_grad_(False)
+    joined = torch.cat([gate, inner], dim=1)
+    entries = {"gate.weight": router, "experts.gate_up_proj": joined, "experts.down_proj": outer}
+    block.load_state_dict(entries, assign=True)
+    return torch_subjects.prepared(case, device, block)
 
 
 # --- ONNX Runtime -----------------------------------------------------------------------------------------------------
@@ -176,6 +196,7 @@ def keras(backend: str, scores: tuple[float, float]) -> list[Subject]:
     ]  # fmt: skip
 
 
+MIXTRAL_ROUNDS = {"scores": "inputs", "combined": "inputs"}
 ONNX: dict[str, Any] = {"device": "cpu"}
 INFERENCE: dict[str, Any] = {"backward": False, "dtypes": ("float32",)}
 FLAX: dict[str, Any] = {"arrays": "jax", "packages": ("flax", "jax")}
@@ -204,6 +225,13 @@ OTHERS = (
     subject(
         "ONNX Runtime, layer norm", "numpy", ("onnxruntime", "onnx"), onnx_layer_norm,
         operation="layer_norm", takes=without(**INFERENCE), **ONNX,
+    ),
+    *(
+        subject(
+            f"transformers mixture, {implementation}", "torch", ("transformers", "torch"), transformers_mixture,
+            implementation, operation="mixture_of_experts", takes=without(backward=False), conventions=MIXTRAL_ROUNDS,
+        )
+        for implementation in ("eager", "grouped_mm")
     ),
 )  # fmt: skip
 

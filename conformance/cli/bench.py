@@ -22,9 +22,9 @@ JSON = "write the result to this file, again after every case"
 
 
 def timed_operations() -> Iterable[str]:
-    from conformance.timing.timed_case import INPUTS
+    from conformance.timing.timed_case import FUNCTIONS
 
-    return INPUTS
+    return FUNCTIONS
 
 
 Threads = Annotated[int | None, typer.Option(help="threads; by default all processors", min=1)]

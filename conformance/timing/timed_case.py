@@ -7,15 +7,16 @@ packed segments change their order. So every trial of a case is the same amount 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from conformance.cases.case import numpy_dtype
 from reference_numpy.masks import allowed_pairs
-from specification import Causal, KeyLengths, Segments, SlidingWindow
+from specification import Causal, GatedFeedForward, KeyLengths, Linear, MixtureOfExperts, Segments, SlidingWindow
 
 WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)
 """What a call is for: the first word of its seed."""
@@ -23,14 +24,19 @@ WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)
 Arrays = dict[str, np.ndarray]
 
 FORWARD, BOTH = "forward", "forward + backward"
-INPUTS = {"attention": ("query", "key", "value"), "layer_norm": ("x", "weight", "bias")}
+INPUTS = {
+    "attention": ("query", "key", "value"), "layer_norm": ("x", "weight", "bias"), "mixture_of_experts": ("x",)
+}  # fmt: skip
 """The arguments of an operation in their order: what gradients are asked of."""
+FUNCTIONS = ("attention", "layer_norm")
+"""Operations of which a plain function can be timed; a mixture has parameters of more than one form."""
 
 
 @dataclass(frozen=True)
 class Case:
     """query [B, H, Q, D], key [B, G, K, D], value [B, G, K, V]; layer norm has x [B, Q, D], over its last axis.
 
+    A mixture of experts has x [B, Q, D], and `chosen` of X networks of D, F and D numbers for each token.
     kind: which pairs are allowed: "dense" (all), "causal", "window" (the last `window` keys, the query's own among
     them), "lengths" (of every batch element, uniform in 1..K) or "segments" (`segments` packed ones).
     series: cases of one series differ in their length only; that is what growth is fitted to.
@@ -51,6 +57,9 @@ class Case:
     window: int = 0
     segments: int = 0
     series: str = ""
+    X: int = 0
+    F: int = 0
+    chosen: int = 0
 
     @property
     def backward(self) -> bool:
@@ -73,9 +82,9 @@ class Case:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the inputs, and of the cotangent where there is a backward pass."""
-        if self.operation == "layer_norm":
+        if self.operation != "attention":
             found = {"x": (self.B, self.Q, self.D), "weight": (self.D,), "bias": (self.D,)}
-            output = found["x"]
+            found, output = {name: found[name] for name in self.inputs}, found["x"]
         else:
             B, H, G, Q, K, D, V = self.B, self.H, self.G, self.Q, self.K, self.D, self.V
             found = {"query": (B, H, Q, D), "key": (B, G, K, D), "value": (B, G, K, V)}
@@ -100,6 +109,24 @@ def one_input(case: Case, name: str, seed: int, *words: int) -> np.ndarray:
     if name in ("x", "weight"):
         array = array + np.float32(0.5) if name == "x" else 1 + array / 8
     return array.astype(numpy_dtype(case.dtype), copy=False)
+
+
+@lru_cache(maxsize=1)
+def mixture_weights(case: Case) -> Arrays:
+    """A mixture's weights, the same in every call: views [in, out] of [out, in], as which models store them."""
+    random, (X, D, F) = generator(0, case), (case.X, case.D, case.F)
+    shapes = {"router": (X, D), "experts.gate": (X, F, D), "experts.inner": (X, F, D), "experts.outer": (X, D, F)}
+    found: Arrays = {}
+    for name, shape in shapes.items():
+        array: Any = random.standard_normal(shape, np.float32) / np.float32(shape[-1] ** 0.5)
+        found[f"{name}.weight"] = array.astype(numpy_dtype(case.dtype), copy=False).swapaxes(-1, -2)
+    return found
+
+
+def mixture_parameters(case: Case, array: Callable[[np.ndarray], Any]) -> MixtureOfExperts:
+    """The same in the definition's structure, of the framework that `array` makes arrays of."""
+    router, *network = (Linear(array(weight)) for weight in mixture_weights(case).values())
+    return MixtureOfExperts(router, GatedFeedForward(*network))
 
 
 def both_ways(case: Case) -> tuple[Case, Case]:

@@ -5,7 +5,10 @@ Attention, for every allowed pair of a query and a key: 2 (D + V) forward (the s
 times as much. Exponentials and what a kernel computes for pairs that the mask forbids are not counted. Who keeps the
 scores need not compute them again: what is impossible is told by `least_flops`, which has them once.
 
-Every input that any result depends on is read once, and every result written once. Layer norm is counted in bytes only.
+A mixture of experts, for every token and each of its experts: 6 D F, forward.
+
+Every input that any result depends on is read once, and every result written once. Layer norm is counted in bytes only;
+of a mixture the experts of one token are, as no call reads fewer.
 """
 
 from __future__ import annotations
@@ -51,6 +54,10 @@ def work(case: Case, seed: int) -> Work:
         arrays = [int(np.prod(shape)) for shape in case.shapes.values()]  # read: the inputs, and the cotangent
         written = arrays[0] + (arrays[0] + 2 * case.D if case.backward else 0)
         return Work(None, None, None, (sum(arrays) + written) * case.itemsize)
+    if case.operation == "mixture_of_experts":
+        tokens = case.B * case.Q
+        flops = 6 * tokens * case.chosen * case.D * case.F
+        return Work(None, flops, flops, (2 * tokens * case.D + 3 * case.chosen * case.D * case.F) * case.itemsize)
     pairs, queries, keys = count_pairs(case, mask(case, seed))
     D, V = case.D, case.V
     flops = 2 * pairs * (D + V + (3 * D + 2 * V if case.backward else 0))

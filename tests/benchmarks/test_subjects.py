@@ -24,6 +24,7 @@ CASES = (
     Case("backward", kind="causal", direction=BOTH, **SIZES),
     Case("norm", "layer_norm", B=2, H=1, G=1, Q=20, D=16),
     Case("norm, backward", "layer_norm", direction=BOTH, B=2, H=1, G=1, Q=20, D=16),
+    Case("mixture", "mixture_of_experts", B=2, H=1, G=1, Q=20, D=16, F=32, X=8, chosen=2),
 )
 KNOWN = [one for one in subjects().values() if "cpu" in one.device and (not one.slow or "reference" in one.name)]
 REASONS = {"it gives no gradients here", "it gets no array here"}
@@ -69,7 +70,10 @@ REFUSED = {
     "import sys\nsys.exit(3)\n": r"FILE cannot be imported: SystemExit: 3 \(FILE:2 in <module>\)",
     HEAD: "FILE has no MINE",
     "MINE = 3\n": "FILE:MINE is a int, expected a function or a Subject",
-    HEAD + MINE.format("'atention'", "print"): "operation must be one of attention, layer_norm, got 'atention'",
+    HEAD
+    + MINE.format(
+        "'atention'", "print"
+    ): "operation must be one of attention, layer_norm, mixture_of_experts, got 'atention'",
     HEAD + MINE.format("'attention'", "'json:dumps'"): "FILE:MINE: make must be a function, got 'json:dumps'",
     "def MINE(x):\n    return x\n": r"FILE:MINE: only attention and layer_norm are timed, and its name says neither",
 }

@@ -194,7 +194,11 @@ class Run:
         """Fresh inputs, the same for all subjects."""
         seed = self.plan.seed
         random = generator(seed, case, when, FOR_PLACES)
-        of_row = case.D if case.operation == "layer_norm" else case.K * (case.H // case.G)
+        of_row = {
+            "attention": case.K * (case.H // case.G),
+            "layer_norm": case.D,
+            "mixture_of_experts": case.chosen * case.D * case.F,
+        }[case.operation]
         rows = max(ROWS, PAIRS // max(of_row, 1))
         places = draw(case, random, PLACES, rows, STILL if case.backward else 0)
         call = Call(case, seed, (when,), tuple(places) if case.backward else ())

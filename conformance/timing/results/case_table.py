@@ -61,6 +61,8 @@ def measured(case: Result) -> list[Result]:
 def title_of(case: Result) -> str:
     if case["operation"] == "layer_norm":
         return f"{case['name']} ({case['dtype']}; {case['bytes'] / 1e6:.1f} MB)"
+    if case["operation"] == "mixture_of_experts":
+        return f"{case['name']} (D={case['D']}, F={case['F']}, {case['dtype']}; {case['flops'] / 1e9:.3g} GFLOP)"
     sizes = ", ".join(f"{name}={case[name]}" for name in ("B", "H", "G", "Q", "K", "D"))
     every = case["B"] * case["H"] * case["Q"] * case["K"]
     share = f"{case['pairs'] / every:.0%} of the pairs" if case["pairs"] < every else "all pairs"

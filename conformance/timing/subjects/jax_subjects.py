@@ -24,7 +24,7 @@ from conformance.timing.subjects.timed_subject import (
     usual_layout,
     without,
 )
-from conformance.timing.timed_case import Arrays, Case, dense_mask
+from conformance.timing.timed_case import Arrays, Case, dense_mask, mixture_parameters
 from specification.masks import map_arrays
 
 
@@ -149,6 +149,18 @@ def layer_norm(case: Case, device: str, module: str, name: str = "layer_norm") -
     return prepared(case, device, lambda x, weight, bias: function(x, weight, bias, eps=1e-5))
 
 
+def mixture(case: Case, device: str) -> Prepared:
+    """The parameters are an argument of the compiled function, as they are in a model."""
+    import jax_impl
+
+    parameters = mixture_parameters(case, JaxArrays(device).array)
+
+    def apply(x: Any, parameters: Any) -> Any:
+        return jax_impl.mixture_of_experts(parameters, x, chosen=case.chosen)
+
+    return prepared(case, device, apply, lambda mask: parameters)
+
+
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +169,7 @@ def peer(name: str, implementation: str, **fields: Any) -> Subject:
     return Subject(name, "attention", make=dot_product, arguments=(implementation,), **fields)
 
 
-OURS = ours("jax_impl", engine, layer_norm, scores=(4, 8))
+OURS = ours("jax_impl", engine, layer_norm, mixture, scores=(4, 8))
 PEERS = (
     peer("jax.nn.dot_product_attention", "xla", scores=(3, 7), usual=True),
     peer("jax.nn.dot_product_attention, cuDNN", "cudnn", device="cuda", takes=without(dtypes=("float16", "bfloat16"))),

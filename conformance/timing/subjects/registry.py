@@ -11,7 +11,7 @@ from conformance.subjects.callables import load_object, name_operation
 from conformance.timing.subjects import jax_subjects, numpy_subjects, torch_subjects
 from conformance.timing.subjects.function_subject import function_subject
 from conformance.timing.subjects.timed_subject import Subject
-from conformance.timing.timed_case import INPUTS
+from conformance.timing.timed_case import FUNCTIONS, INPUTS
 
 
 def subjects() -> dict[str, Subject]:
@@ -42,9 +42,11 @@ def subject_at(target: str, operation: str | None = None, arrays: str | None = N
     if not callable(found):
         raise ValueError(f"{target} is a {type(found).__name__}, expected a function or a Subject")
     operation = operation or name_operation(target)
-    if operation not in INPUTS:
+    if operation not in FUNCTIONS:
         said = f"{operation} is none of them" if operation in operations() else "its name says neither"
-        raise ValueError(f"{target}: only {' and '.join(INPUTS)} are timed, and {said} (conformance bench --operation)")
+        raise ValueError(
+            f"{target}: only {' and '.join(FUNCTIONS)} are timed, and {said} (conformance bench --operation)"
+        )
     return function_subject(target, found, operation, arrays, device)
 
 

@@ -165,10 +165,11 @@ def ours(
     package: str,
     make_engine: Callable[..., Prepared],
     make_layer_norm: Callable[..., Prepared],
+    make_mixture: Callable[..., Prepared],
     *,
     scores: tuple[float, float],
 ) -> tuple[Subject, ...]:
-    """A port's engines, and its layer norm. scores: of the reference engine."""
+    """A port's engines, its layer norm and its mixture of experts. scores: of the reference engine."""
     arrays = package.removesuffix("_impl")
     common: dict[str, Any] = {"arrays": arrays, "packages": (arrays,), "ours": True}
 
@@ -189,6 +190,7 @@ def ours(
             usual=True,
             **common,
         ),
+        Subject(f"{package}, mixture", "mixture_of_experts", make=make_mixture, base=True, **common),
     )
 
 

@@ -22,7 +22,7 @@ from conformance.timing.subjects.timed_subject import (
     usual_layout,
     without,
 )
-from conformance.timing.timed_case import Arrays, Case, dense_mask
+from conformance.timing.timed_case import Arrays, Case, dense_mask, mixture_parameters
 from specification.masks import map_arrays
 
 
@@ -227,6 +227,13 @@ def layer_norm(case: Case, device: str, package: str) -> Prepared:
     return prepared(case, device, lambda x, weight, bias: function(x, weight.shape, weight, bias, 1e-5))
 
 
+def mixture(case: Case, device: str) -> Prepared:
+    import torch_impl
+
+    parameters = mixture_parameters(case, TorchArrays(device).array)
+    return prepared(case, device, lambda x: torch_impl.mixture_of_experts(parameters, x, chosen=case.chosen))
+
+
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +246,7 @@ def peer(name: str, make: Callable[..., Prepared], *arguments: Any, **fields: An
     return Subject(name, arrays="torch", packages=("torch",), make=make, arguments=arguments, **fields)
 
 
-OURS = ours("torch_impl", engine, layer_norm, scores=(5, 8))
+OURS = ours("torch_impl", engine, layer_norm, mixture, scores=(5, 8))
 HALF = ("float16", "bfloat16")
 EXACT: dict[str, str] = {}
 PEERS = (

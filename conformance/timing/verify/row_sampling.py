@@ -16,6 +16,7 @@ import numpy as np
 
 from conformance.cases import case as judged
 from conformance.cases.declaration import EVERYTHING, roundings
+from conformance.timing import timed_case as timed
 from conformance.timing.subjects.timed_subject import Prepared
 from conformance.timing.timed_case import Arrays, Case
 from reference_numpy.masks import allowed_pairs
@@ -38,7 +39,7 @@ class Place:
 
 
 def count_rows(case: Case) -> int:
-    return case.B * case.Q if case.operation == "layer_norm" else case.Q
+    return case.Q if case.operation == "attention" else case.B * case.Q
 
 
 def draw(case: Case, random: np.random.Generator, places: int, rows: int, still: int = 0) -> list[Place]:
@@ -46,8 +47,8 @@ def draw(case: Case, random: np.random.Generator, places: int, rows: int, still:
 
     still: so many further rows that get no cotangent: their queries' gradients have to be zero.
     """
-    norm = case.operation == "layer_norm"
-    spots = [(0, 0)] if norm else [(b, g) for b in range(case.B) for g in range(case.G)]
+    batch = case.B if case.operation == "attention" else 1
+    spots = [(b, g) for b in range(batch) for g in range(case.G)]
     order = random.permutation(len(spots))[:places]
     total, found = count_rows(case), []
     for number, spot in enumerate(order):
@@ -73,8 +74,8 @@ def only_there(case: Case, arrays: Arrays, places: Sequence[Place]) -> Arrays:
 
 
 def rows_view(case: Case, array: np.ndarray) -> np.ndarray:
-    """[B, H, T, W] as it is, layer norm's [B, T, D] as [1, 1, B * T, D]."""
-    return array.reshape(1, 1, -1, array.shape[-1]) if case.operation == "layer_norm" else array
+    """[B, H, T, W] as it is, [B, T, D] of other operations as [1, 1, B * T, D]."""
+    return array if case.operation == "attention" else array.reshape(1, 1, -1, array.shape[-1])
 
 
 def query_heads(case: Case, place: Place) -> slice:
@@ -109,7 +110,11 @@ def small_case(case: Case, arrays: Arrays, mask: Any, place: Place, conventions:
     rows: Any = np.array(place.rows)
     taken: dict[str, np.ndarray]
     options: dict[str, Any]
-    if case.operation == "layer_norm":
+    if case.operation == "mixture_of_experts":
+        taken = {"x": rows_view(case, arrays["x"])[0, 0, rows]}
+        inputs = taken | timed.mixture_weights(case)
+        options = {"chosen": case.chosen}
+    elif case.operation == "layer_norm":
         taken = {name: rows_view(case, arrays[name])[0, 0, rows] for name in ("x", "cotangent") if name in arrays}
         inputs, options = {"x": taken["x"], "weight": arrays["weight"], "bias": arrays["bias"]}, {"eps": 1e-5}
     else:
