@@ -93,9 +93,7 @@ def describe_call(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What must be the same on every rank, by name, and shape and dtype of each of this rank's arrays."""
     one_of("layout", layout, LAYOUTS)
-    for name, number in (("scale", scale), ("softcap", softcap)):
-        if isinstance(number, torch.Tensor):
-            refuse(name, "be a plain number", "a tensor", TypeError)
+    checks.plain_numbers(scale=scale, softcap=softcap)
     options = {"the function": function, "layout": layout, "engine": engine}
     options |= {"scale": repr(scale), "softcap": repr(softcap), "mask": repr(map_arrays(as_mask(mask), fingerprint))}
     arrays: dict[str, Any] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specification.checks.arguments import refuse
+from specification.checks.arguments import described, real_number, refuse
 
-__all__ = ["bias_of_ranks", "heads_of_ranks", "same_calls"]
+__all__ = ["bias_of_ranks", "heads_of_ranks", "plain_numbers", "same_calls"]
 
 
 def same_calls(calls: Sequence[Mapping[str, Any]]) -> None:
@@ -16,6 +16,13 @@ def same_calls(calls: Sequence[Mapping[str, Any]]) -> None:
         for rank, call in enumerate(calls):
             if call[name] != value:
                 refuse(name, "be the same on every rank", f"{value} on rank 0 and {call[name]} on rank {rank}")
+
+
+def plain_numbers(**numbers: object) -> None:
+    """Check that options which ranks compare, or loops know, are no arrays (DIST-5)."""
+    for name, number in numbers.items():
+        if number is not None and real_number(name, number) is None:
+            refuse(name, "be a plain number", described(number), TypeError)
 
 
 def heads_of_ranks(heads: int, ranks: int) -> None:

@@ -57,7 +57,8 @@ LOCAL = {
                      " rank 0 and Causal(offset=3) on rank 1"),
     "another scale": ({"scale": 0.5}, ValueError, "scale must be the same on every rank, got None on rank 0 and 0.5 on"
                       " rank 1"),
-    "a scale in a tensor": ({"scale": torch.tensor(1.0)}, TypeError, "scale must be a plain number, got a tensor"),
+    "a scale in a tensor": ({"scale": torch.tensor(1.0)}, TypeError, "scale must be a plain number, got float32 array"
+                            " of shape []"),
     "another softcap": ({"softcap": 2.0}, ValueError, "softcap must be the same on every rank, got None on rank 0 and"
                         " 2.0 on rank 1"),
     "another layout": ({"layout": "zigzag"}, ValueError, "layout must be the same on every rank, got contiguous on"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,16 @@ import torch
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.oracle.reference import oracle
+from conformance.runner.compiled_code import give_back_freed_memory
 from specification import Causal, KeyLengths
 from specification.distributed import shard_positions
 from tests.support.engine_cases import CASES, MASKS, SIZES, drawn, worst
 from tests.support.helpers import Case, Finding, judge, truth_and_bounds
-from tests.support.ranks import FAULTS, Call, Ranks, forward, join, merged_case
+from tests.support.ranks import FAULTS, Ranks, forward, replaced
+from tests.support.shards import Call, join, merged_case
 from torch_impl import attention, distributed
+from torch_impl.engines import choice
+from torch_impl.engines.blocked import Limits
 
 WIDER = SIZES._replace(H=24, G=24)
 LENGTHS = {
@@ -298,3 +304,44 @@ def test_planted_fault_is_caught(processes: Ranks, name: str, call: Call) -> Non
         for results in of_ranks:
             results[gradient_name("sinks")] = sinks[0]
     assert verdict(call, of_ranks).ratio > 1
+
+
+# --- peak memory ------------------------------------------------------------------------------------------------------
+
+
+PART = 4096
+"""Positions of each of four ranks."""
+
+
+def peak(engine: str, group: Any) -> int:
+    """Bytes above its inputs that a rank needs for the forward and the backward pass."""
+
+    def status(name: str) -> int:
+        found = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def run() -> None:
+        output = distributed.ring_attention(*parts, mask=Causal(), group=group, layout="zigzag", engine=engine)
+        torch.autograd.grad(output, parts, torch.ones_like(output))
+
+    parts = [torch.randn(1, 4, PART, 64).requires_grad_() for _ in range(3)]
+    with replaced(choice, "LIMITS", Limits()):
+        run()
+        give_back_freed_memory()
+        before = status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        run()
+    return status("VmHWM") - before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read in /proc")
+@pytest.mark.rule("DIST-4")
+def test_no_rank_holds_the_scores_of_its_queries() -> None:
+    """Not even those with the keys of one rank. "reference" does, which shows that it would be seen."""
+    scores = 4 * PART * PART * 4
+    with Ranks(4, seconds=300) as ranks:
+        for engine in ("auto", "reference"):
+            answers = ranks.ask(peak, [engine] * 4, patience=300)
+            assert (max(found for found, _ in answers) < scores) is (engine == "auto")
