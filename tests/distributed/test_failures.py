@@ -188,11 +188,14 @@ def lose_a_rank(given: tuple[str, str], group: Any) -> float:
         return compute()
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("end", ["raises", pytest.param("dies", marks=pytest.mark.slow),
-                                 pytest.param("hangs", marks=pytest.mark.slow)])  # fmt: skip
+SLOW = [(end, function) for end in ENDS for function in FUNCTIONS][1:]
+
+
+@pytest.mark.parametrize(
+    ("end", "function"), [("raises", FUNCTIONS[0]), *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW)]
+)
 @pytest.mark.rule("DIST-5")
-def test_a_lost_rank_is_an_error_on_the_others(function: str, end: str) -> None:
+def test_a_lost_rank_is_an_error_on_the_others(end: str, function: str) -> None:
     with Ranks(3, seconds=LIMIT) as ranks:
         ranks.ask(call, [(FUNCTIONS[0], {})] * 3)  # the processes have started
         answers = ranks.ask(lose_a_rank, [(function, end)] * 3, patience=4 * LIMIT)

@@ -122,8 +122,6 @@ def upper_left(inputs: Inputs) -> bool:
 
 def forward_of_part(limits: Limits, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Output and log-sum-exp, -inf where a query sees no key; None where blocks must compute them."""
-    if inputs.query.is_cuda:
-        return fused_gpu.forward_of_part(inputs)
     work = work_of(limits, inputs)
     masked = [block for block in work if block.masked]
     if masked and not (scores_bounded(inputs) and size(inputs.value) < math.inf):
@@ -141,15 +139,8 @@ def forward_of_part(limits: Limits, inputs: Inputs) -> tuple[torch.Tensor, torch
 
 def gradients_of_part(
     limits: Limits, inputs: Inputs, output: torch.Tensor, logsumexp: torch.Tensor, cotangent: torch.Tensor
-) -> tuple[torch.Tensor, ...] | None:
-    """The gradients of query, key and value, given output and log-sum-exp over all keys; None where blocks must."""
-    if not (bounded(cotangent, inputs.value) and recomputed_alike(inputs)):
-        return None
-    # The kernel multiplies what is forbidden by 0: a row that other keys made NaN would reach it.
-    if not (finite(output) and bool((logsumexp < math.inf).all())):
-        return None
-    if inputs.query.is_cuda:
-        return fused_gpu.gradients_of_part(inputs, output, logsumexp, cotangent)
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of query, key and value, given output and log-sum-exp over all keys."""
     # Weights of a row without keys are exp(-inf - 0) = 0.
     logsumexp = torch.where(logsumexp == -math.inf, 0, logsumexp)
     return backward(inputs, work_of(limits, inputs), output, logsumexp, cotangent)

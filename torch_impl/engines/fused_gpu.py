@@ -178,8 +178,8 @@ class TritonAttention(torch.autograd.Function):
 # --- some of the keys -------------------------------------------------------------------------------------------------
 
 
-def forward_of_part(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """As `torch_impl.engines.fused.forward_of_part`, whose work on a GPU it is."""
+def forward_of_part(_: Limits, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """As in `torch_impl.engines.fused`."""
     from torch_impl.engines.triton.forward import forward
 
     found = work_of(inputs)
@@ -196,15 +196,15 @@ def forward_of_part(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def gradients_of_part(
-    inputs: Inputs, output: torch.Tensor, logsumexp: torch.Tensor, cotangent: torch.Tensor
+    _: Limits, inputs: Inputs, output: torch.Tensor, logsumexp: torch.Tensor, cotangent: torch.Tensor
 ) -> tuple[torch.Tensor, ...] | None:
-    """As `torch_impl.engines.fused.gradients_of_part`, whose work on a GPU it is."""
+    """As in `torch_impl.engines.fused`; None where blocks must compute them."""
     from torch_impl.engines.triton.backward import backward
 
     found = work_of(inputs)
     if found is None:
         return None
-    work, _ = found
+    work = found[0]
     logsumexp = torch.where(logsumexp == -math.inf, math.inf, logsumexp).contiguous()
     with torch.cuda.device_of(output):
         return backward(

@@ -23,15 +23,16 @@ from torch_impl.attention_steps import (
     visible_pairs,
 )
 from torch_impl.dtypes import widen
-from torch_impl.engines import choice, fused
+from torch_impl.engines import choice, fused, fused_gpu
 from torch_impl.engines.blocked import Inputs, Options, blocked_forward, gradients_by_blocks, tensors_of
+from torch_impl.engines.kernel_inputs import bounded, recomputed_alike
 
 
 def forward_of_part(engine: str, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [B, H, Q, V] and log-sum-exp [B, H, Q] over these keys, in the dtype in which everything is computed."""
     if engine == "reference":
         return reference_attention(**inputs._asdict())
-    found = fused.forward_of_part(choice.LIMITS, inputs) if engine == "fused" else None
+    found = kernels_for(inputs).forward_of_part(choice.LIMITS, inputs) if engine == "fused" else None
     return blocked_forward(choice.LIMITS, inputs) if found is None else found
 
 
@@ -51,14 +52,27 @@ def gradients_of_part(engine: str, inputs: Inputs, results: Results, wanted: Seq
     """
     options, tensors = (inputs.mask, inputs.scale, inputs.softcap), tensors_of(inputs)
     output, logsumexp, mean, cotangent = results
-    if engine == "fused":
-        found = fused.gradients_of_part(choice.LIMITS, inputs, output, logsumexp, cotangent)
+    if engine == "fused" and within_kernels(inputs, results):
+        found = kernels_for(inputs).gradients_of_part(choice.LIMITS, inputs, output, logsumexp, cotangent)
         if found is not None:
             return [gradient if want else None for gradient, want in zip((*found, None, None), wanted, strict=True)]
     rows = (logsumexp, mean, cotangent)
     if engine == "reference":
         return gradients_from_logsumexp(options, [widen(tensor) for tensor in tensors], *rows, wanted)
     return gradients_by_blocks(choice.LIMITS, options, tensors, rows, wanted, gradients_from_logsumexp)
+
+
+def kernels_for(inputs: Inputs) -> Any:
+    return fused_gpu if inputs.query.is_cuda else fused
+
+
+def within_kernels(inputs: Inputs, results: Results) -> bool:
+    """Whether kernels compute the gradients rightly.
+
+    They multiply what is forbidden by 0, so a row that other keys made NaN would reach it.
+    """
+    usual = bounded(results.cotangent, inputs.value) and recomputed_alike(inputs)
+    return usual and fused.finite(results.output) and bool((results.logsumexp < torch.inf).all())
 
 
 def gradients_from_logsumexp(
