@@ -105,12 +105,12 @@ def head_parallel_attention(
     of whole sequences, and sends the rows back.
 
     Bytes that a rank sends, for Q queries and K keys of its own in a dtype of n bytes, with G_r the key heads that rank
-    r reads (G / R, or all of H / R where its heads share keys unevenly with others):
+    r reads:
 
         forward     B n (Q D H (R - 1) / R + K (D + V) (sum of G_r of all others)), and back
                     B n V (H / R) (queries of all others)
-        backward    the gradients of all that, back where it came from; those of keys and values in 4 bytes or more
-                    a number where several ranks read one key head
+        backward    the gradients of all that, back where it came from; those of queries, keys and values in 4 bytes or
+                    more a number where several ranks read one key head
 
     beside what comparing the calls takes. A bias adds its own rows to the forward pass, and their gradients to the
     backward pass; sinks, and a bias for all queries, one sum over ranks. A rank holds whole sequences of H / R heads,

@@ -56,7 +56,7 @@ def agree(
     own: Any
     try:
         own = describe_call(function, tensors, mask, scale, softcap, layout, engine)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # all ranks must hear of it, or they wait
         own = error
     calls = [own] * ranks
     if ranks > 1:
