@@ -104,6 +104,11 @@ MODEL_RULES = {
         Rule(
             "INIT-1", "initialisers", "Weights from random numbers that are given: the same numbers, the same weights."
         ),
+        Rule("DIST-1", "whole", "The result over all ranks is attention of the whole, gradients included."),
+        Rule("DIST-2", "mask of the whole", "A mask describes the whole, and each rank derives its part of it."),
+        Rule("DIST-3", "layouts", "Any number of ranks, any lengths; a rank's part is stated by its positions."),
+        Rule("DIST-4", "memory and traffic", "A rank holds O(T / R) numbers, and sends as many bytes as stated."),
+        Rule("DIST-5", "failures", "All ranks refuse what they disagree on; a lost rank is an error, in time."),
     )
 }
 """Rules without probes: of blocks and models, which the judge compares step by step; of what tests hold alone."""

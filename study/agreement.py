@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 class Measured(NamedTuple):
     """rows: for each rule, what each implementation has of it, None where it was not judged.
 
-    of_models: whether there are rules of whole models, which have no probes of their own.
+    of_models: whether there are rules of whole models or of several ranks, which have no probes of their own.
     """
 
     rows: tuple[tuple[str, str, tuple[Entry | None, ...]], ...]  # rule, title

@@ -103,7 +103,8 @@ class Precision:
 
     dtype: of the inputs. weights to combined: the formats that a subject declares (see above, and `rotary.py`); None
     where the arithmetic inside is kept. declared: names of the other conventions that it declares, such as "saved"
-    (attention's backward pass takes the weights from one log-sum-exp for each row). No subject declares another
+    (attention's backward pass takes the weights from one log-sum-exp for each row). parts: how many parts of the keys
+    are merged, where that is known, and 0 where it is not. No subject declares another
     arithmetic inside; a diagnosis asks what that of 16 bits would allow.
     """
 
@@ -122,15 +123,16 @@ class Precision:
     rotation: Format | None = None
     combined: Format | None = None
     declared: frozenset[str] = frozenset()
+    parts: int = 0
 
     @classmethod
     def make(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
         declared = dict(rounding or {})
-        inner = declared.pop(ARITHMETIC, inner)
+        inner, parts = declared.pop(ARITHMETIC, inner), int(declared.pop("parts", 0))
         formats = {part: FORMATS[name] for part, name in declared.items() if name in FORMATS}
         units = UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype]
-        return cls(*units, dtype, **formats, declared=frozenset(declared) - formats.keys())
+        return cls(*units, dtype, **formats, declared=frozenset(declared) - formats.keys(), parts=parts)
 
     @property
     def default_precision(self) -> Precision:

@@ -37,7 +37,8 @@ This covers the literal form, two passes, online softmax in blocks of at least 1
 exp2, and exp of log-softmax. Products in TF32 or a 16-bit dtype, and weights rounded to one, are covered for subjects
 that declare them only (`arithmetic.py`).
 
-Merging. A subject may declare that it merges parts of 16 keys or more, and a sink, by one log-sum-exp each. A part's
+Merging. A subject may declare that it merges parts of 16 keys or more, and a sink, by one log-sum-exp each. Ranks of a
+ring merge a known number of parts, which may be smaller. A part's
 L_p, the whole one, and their difference are rounded, and the logarithm and the exponential taken: one merge adds to |e|
     u (4 max(|s|, |L|) + EXP + LOG log(n) + 2) + gamma(n),
 because |L_p| is at most the larger of |s_j| and |L| for every key j of the part. Parts may be merged one after the
@@ -104,7 +105,7 @@ class Rows(NamedTuple):
 
 def merges_of(keys: int, sinks: bool, p: Precision) -> int:
     """How often parts of the keys, and a sink, are merged by one log-sum-exp at most."""
-    return max(-(-keys // 16) - 1, 0) + sinks if "merging" in p.declared else 0
+    return max((p.parts or -(-keys // 16)) - 1, 0) + sinks if "merging" in p.declared else 0
 
 
 def online(keys: int, p: Precision) -> float:

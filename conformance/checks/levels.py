@@ -31,7 +31,7 @@ class Part(NamedTuple):
     what: str
 
 
-WHOLE = dict.fromkeys(("MASK-7", "ATT-4", "ATT-6", "ATT-10", "NORM-5"), ROBUST)
+WHOLE = dict.fromkeys(("MASK-7", "ATT-4", "ATT-6", "ATT-10", "NORM-5", "DIST-5"), ROBUST)
 """Rules that have no part in the core. Every other rule is core, but for `PARTS`, and for the calls that it refuses."""
 
 PARTS = (

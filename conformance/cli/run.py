@@ -20,7 +20,7 @@ from specification import MODEL_RULES, RULES
 FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 ONLY = "an implementation or a rule; may be repeated"
 CHOICES = (*FRAMEWORKS, *RULES)
-OF_MODELS = "{} is a rule of whole models and has no probes: its tests and conformance port hold it"
+WITHOUT_PROBES = "{} has no probes: tests hold it, and conformance port where it is about whole models"
 
 
 def run(
@@ -38,8 +38,8 @@ def run(
 ) -> None:
     """Judge the three implementations by every rule of single operations, on generated cases.
 
-    The rules of whole models (BLK, TRF and GEN) have no probes: tests hold them on small models, and conformance port
-    judges a checkpoint.
+    The rules of whole models (BLK, TRF and GEN) and of several ranks (DIST) have no probes: tests hold them, and
+    conformance port judges a checkpoint.
 
     Exit code 0: all conform. 1: one does not. 2: wrong usage, or the judge could not finish. 130: interrupted.
     """
@@ -114,8 +114,8 @@ def make_plan(effort: str, cases: int | None, only: list[str], device: str) -> t
     from conformance.judge.report import NO_ORACLE
     from conformance.oracle.reference import balls_available
 
-    if of_models := [name for name in only if name in MODEL_RULES]:
-        raise ValueError(OF_MODELS.format(of_models[0]))
+    if without := [name for name in only if name in MODEL_RULES]:
+        raise ValueError(WITHOUT_PROBES.format(without[0]))
     if wrong := [name for name in only if name not in CHOICES]:
         taken = f"{', '.join(FRAMEWORKS)} or a rule (conformance rules)"
         raise ValueError(f"not understood: {wrong[0]}; --only takes {taken}")

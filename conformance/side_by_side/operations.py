@@ -76,7 +76,8 @@ OPERATIONS = (
     Operation(
         "companions", "Weights, log-sum-exp, merging", "Other results of attention, and attention in parts.",
         (r"\ell = \log \sum_p e^{\ell_p}", r"\text{output} = \sum_p e^{\ell_p - \ell}\, \text{output}_p"),
-        ("ATT-14",), places("attention", "attention_weights", "attention_logsumexp", "merge_attention"),
+        ("ATT-14", *rule_names("DIST", 1, 2, 3, 4, 5)),
+        places("attention", "attention_weights", "attention_logsumexp", "merge_attention"),
         places("attention_vjp", "attention_weights_vjp", "attention_logsumexp_vjp", "merge_attention_vjp"),
         optional=True,
     ),

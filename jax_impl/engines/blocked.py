@@ -42,6 +42,7 @@ from jax.typing import DTypeLike
 
 from jax_impl.attention_steps import allowed_sum, pair_products, reference_attention
 from jax_impl.dtypes import HIGHEST
+from jax_impl.engines.varying import axes_of, vary
 from jax_impl.masks import allowed_pairs
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.key_ranges import key_ranges
@@ -122,6 +123,7 @@ class Sizes(NamedTuple):
     V: int
     block: int
     pieces: tuple[int, ...]
+    axes: tuple[str, ...]  # of a mesh, along which the inputs vary
 
     @property
     def blocks(self) -> int:
@@ -144,7 +146,7 @@ def sizes_of(inputs: Inputs, limits: Limits) -> Sizes:
     count = min(limits.parts, max(1, largest // limits.shortest))
     parts = range(1, count + 1) if inputs.mask is not None else (count,)
     pieces = tuple(dict.fromkeys(-(-largest * part // count) for part in parts))
-    return Sizes(B, G, R, Q, K, V, block, pieces)
+    return Sizes(B, G, R, Q, K, V, block, pieces, axes_of(inputs))
 
 
 def wide(inputs: Inputs) -> Any:
@@ -422,7 +424,7 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums, *, near: bool = Fal
         return tuple(put(all_rows, rows, QUERIES, sizes, place) for all_rows, rows in zip(results, found, strict=True))
 
     shape = inputs.query.shape[:3]
-    results = (jnp.zeros((*shape, sizes.V), dtype), jnp.zeros((*shape, 2), dtype))
+    results = vary((jnp.zeros((*shape, sizes.V), dtype), jnp.zeros((*shape, 2), dtype)), sizes.axes)
     return lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, results)
 
 
@@ -487,7 +489,8 @@ def shift_of(maximum: jax.Array) -> Any:
 def nothing_yet(sizes: Sizes, dtype: DTypeLike, *, near: bool = False) -> Partial:
     """When no key was taken."""
     output = jnp.zeros((sizes.R * sizes.block, sizes.V), dtype)
-    return Partial(None if near else jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype), output)
+    maximum = None if near else jnp.full(sizes.rows, -jnp.inf, dtype)
+    return Partial(*vary((maximum, jnp.zeros(sizes.rows, dtype), output), sizes.axes))
 
 
 def sinks_at(inputs: Inputs, sizes: Sizes, place: Place) -> Any:
@@ -571,7 +574,9 @@ def backward_blocks(
             plain = sums is PLAIN or piece.allowed is None
             return Contribution(
                 piece.start,
-                jnp.ones(sizes.rows, bool) if plain else jnp.any(piece.allowed, axis=-1, keepdims=True),
+                vary(jnp.ones(sizes.rows, bool), sizes.axes)
+                if plain
+                else jnp.any(piece.allowed, axis=-1, keepdims=True),
                 sums.keys(d_products, piece.key, allowed),
                 filled(sums.queries(fresh_query, d_products, allowed), largest, 1),
                 filled(sums.queries(fresh_d_out, flat(weights), allowed), largest, 1),
@@ -588,7 +593,7 @@ def backward_blocks(
             )
             return seen | piece.seen, d_query + piece.query, found
 
-        nothing = (jnp.zeros(sizes.rows, bool), jnp.zeros_like(query), gradients)
+        nothing = vary((jnp.zeros(sizes.rows, bool), jnp.zeros_like(query), gradients), sizes.axes)
         seen, d_query, gradients = over_pieces(sizes, place, look, add, nothing)
         if inputs.sinks is not None:
             sinks = sink_alone(sinks_at(inputs, sizes, place), sizes, dtype).maximum
@@ -606,7 +611,7 @@ def backward_blocks(
         value=filled(zeros.value.mT, sizes.K + largest, 3),
         bias=None if zeros.bias is None else filled(zeros.bias, sizes.K + largest, 3),
     )
-    found = lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, zeros)
+    found = lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, vary(zeros, sizes.axes))
     return found._replace(
         key=found.key[..., : sizes.K].mT,
         value=found.value[..., : sizes.K].mT,

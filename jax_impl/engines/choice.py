@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from jax_impl.engines.blocked import Inputs, Limits
+from jax_impl.engines.varying import axes_of, vary
 from jax_impl.masks import checked_mask
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
@@ -93,7 +94,10 @@ def hindrance_of_blocks(inputs: Inputs, dropout_keep: jax.Array | None, empty_ro
 
 
 def in_blocks(inputs: Inputs) -> Inputs:
-    """The same as arrays, for `jax_impl.engines.blocked`: the scale resolved (ATT-1), the bias in rank 4."""
+    """The same as arrays, for `jax_impl.engines.blocked`: the scale resolved (ATT-1), the bias in rank 4.
+
+    In `jax.shard_map` all of them vary where one does.
+    """
     dtype = compute_dtype_name(dtype_name(inputs.query))
     given = (inputs.query, inputs.key, inputs.value, inputs.bias, inputs.sinks)
     # Of an array that is one of JAX's, jnp.asarray would make a copy under jax.vjp, and of its gradient another.
@@ -102,4 +106,5 @@ def in_blocks(inputs: Inputs) -> Inputs:
     scale = 1 / math.sqrt(inputs.query.shape[-1]) if inputs.scale is None else inputs.scale
     bias = bias if bias is None or bias.ndim == 4 else bias[None, None]
     softcap = None if inputs.softcap is None else jnp.asarray(inputs.softcap, dtype)
-    return Inputs(query, key, value, inputs.mask, bias, jnp.asarray(scale, dtype), softcap, sinks)
+    found = Inputs(query, key, value, inputs.mask, bias, jnp.asarray(scale, dtype), softcap, sinks)
+    return Inputs(*vary(found, axes_of(found)))

@@ -6,6 +6,7 @@ calls it when it can read them.
 """
 
 from specification.checks.arguments import *
+from specification.checks.distributed import *
 from specification.checks.experts import *
 from specification.checks.generation import *
 from specification.checks.latent_attention import *

@@ -481,7 +481,7 @@ def test_error_before_anything_was_judged(judged_by: JudgedBy) -> None:
     ("words", "message"),
     [
         (("--only", "ATT-99"), "not understood: ATT-99"),
-        (("--only", "BLK-1"), "BLK-1 is a rule of whole models and has no probes: its tests"),
+        (("--only", "BLK-1"), "BLK-1 has no probes: tests hold it"),
         (("--effort", "maximal"), "not understood: maximal"),
         (("--device", "tpu"), "no device tpu here"),
     ],

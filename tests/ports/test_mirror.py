@@ -32,8 +32,8 @@ and which of its algorithms to take."""
 PORT_NAMES = {"Adam", "explain_engine", "explain_layer_norm_engine"}
 """Public names that a port may have beyond the definition's."""
 
-PORT_FILES = {"torch_impl": {"huggingface.py"}, "jax_impl": set[str]()}
-"""Files that a port may have beside them, for a library of its framework."""
+PORT_FILES = {"torch_impl": {"distributed.py", "huggingface.py", "ranks.py"}, "jax_impl": {"distributed.py"}}
+"""Files that a port may have beside them: for several ranks, and for a library of its framework."""
 
 CORES = {"attention_steps": "reference_attention", "layer_norm_steps": "reference_layer_norm"}
 """By file, what an operation computes once its arguments are checked, and before its result is rounded."""

@@ -56,7 +56,7 @@ def test_agreement_stands_on_its_page(pages: dict[str, str]) -> None:
 
 
 def test_rules_of_models_have_no_probes(pages: dict[str, str]) -> None:
-    assert "BLK-1, BLK-2, BLK-3: these rules of whole models" in text_of(pages["blocks"], "measured")
+    assert "BLK-1, BLK-2, BLK-3: these rules have no probes" in text_of(pages["blocks"], "measured")
 
 
 def test_violations_are_shown_where_they_belong(tmp_path: Path) -> None:

@@ -142,12 +142,7 @@ class BlockedAttention(torch.autograd.Function):
     def forward(ctx: Any, limits: Limits, options: Options, *tensors: torch.Tensor | None) -> torch.Tensor:
         ctx.limits, ctx.options = limits, options
         ctx.save_for_backward(*tensors, *arrays_of(options))
-        inputs = joined(options, tensors)
-        output = inputs.query.new_zeros((*inputs.query.shape[:3], inputs.value.shape[3]), dtype=wide(inputs))
-        for block in blocks(inputs, size_of(inputs, limits), alone=limits.alone):
-            here = joined((mask_of(inputs, block), *options[1:]), parts(tensors, block))
-            rows, _ = reference_attention(**here._asdict())
-            cut(output, QUERIES, block).copy_(rows)
+        output, _ = blocked_forward(limits, joined(options, tensors))
         return output
 
     @staticmethod
@@ -157,12 +152,36 @@ class BlockedAttention(torch.autograd.Function):
         return None, None, *gradients
 
 
+def blocked_forward(limits: Limits, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [B, H, Q, V] and log-sum-exp [B, H, Q], -inf where a query sees no key. The bias has rank 4."""
+    shape, dtype, tensors = inputs.query.shape[:3], wide(inputs), tensors_of(inputs)
+    output = inputs.query.new_zeros((*shape, inputs.value.shape[3]), dtype=dtype)
+    logsumexp = inputs.query.new_full(shape, -torch.inf, dtype=dtype)
+    for block in blocks(inputs, size_of(inputs, limits), alone=limits.alone):
+        here = joined((mask_of(inputs, block), inputs.scale, inputs.softcap), parts(tensors, block))
+        for total, rows in zip((output, logsumexp), reference_attention(**here._asdict()), strict=True):
+            cut(total, QUERIES, block).copy_(rows)
+    return output, logsumexp
+
+
 def blocked_gradients(
     limits: Limits, options: Options, tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
 ) -> list[Any]:
     """The gradients of those tensors that are wanted, None for the others."""
     if torch.is_grad_enabled() or several(cotangent):  # second derivatives are asked for
         return reference_gradients(options, tensors, cotangent, wanted)
+    sums = gradients_by_blocks(limits, options, tensors, (cotangent,), wanted, reference_gradients)
+    return [None if total is None else total.to(t.dtype) for total, t in zip(sums, tensors, strict=True)]
+
+
+def gradients_by_blocks(
+    limits: Limits, options: Options, tensors: Sequence[Any], rows: Sequence[torch.Tensor], wanted: Sequence[bool],
+    gradients_of: Callable[..., list[Any]],
+) -> list[Any]:  # fmt: skip
+    """The sums of gradients_of(options, tensors, *rows, wanted) of every block, in the dtype of computing.
+
+    rows: what else each query has.
+    """
     inputs = joined(options, tensors)
     dtype = wide(inputs)
     sums = [torch.zeros_like(a, dtype=dtype) if want else None for a, want in zip(tensors, wanted, strict=True)]
@@ -170,11 +189,11 @@ def blocked_gradients(
         # Widened here, so that what the blocks give to the same keys is added up before it is rounded.
         pieces = [None if piece is None else piece.to(dtype).detach() for piece in parts(tensors, block)]
         here = (mask_of(inputs, block), *options[1:])
-        found = reference_gradients(here, pieces, cut(cotangent, QUERIES, block), wanted)
+        found = gradients_of(here, pieces, *(cut(array, QUERIES, block) for array in rows), wanted)
         for total, gradient in zip(parts(sums, block), found, strict=True):
             if gradient is not None:
                 total += gradient
-    return [None if total is None else total.to(t.dtype) for total, t in zip(sums, tensors, strict=True)]
+    return sums
 
 
 def arrays_of(options: Options) -> list[torch.Tensor]:

@@ -46,20 +46,26 @@ def fused_attention(limits: Limits, inputs: Inputs) -> torch.Tensor:
     """Output [B, H, Q, V] in the dtype in which everything is computed. Nothing may have size 0; on a CPU V is D."""
     if inputs.query.is_cuda:
         return fused_gpu.fused_attention(limits, inputs)
-    plain = inputs.mask is None or upper_left(inputs)
-    work = WHOLE if plain else blocks(inputs, limits.block, merge=True)
+    work = work_of(limits, inputs)
     tensors = (inputs.query, inputs.key, inputs.value)
-    masked = not plain and any(block.masked for block in work)
+    masked = any(block.masked for block in work)
     if masked and not (scores_bounded(inputs) and size(inputs.value) < math.inf):
         return blocked_attention(limits, inputs)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         output, logsumexp = FusedAttention.apply(limits, (inputs.mask, inputs.scale, None), work, *tensors)
     else:
         output, logsumexp = forward(inputs, work)
-    # A row in which the kernel found no number to start from, and no mask to explain it, has a log-sum-exp of 0.
-    if not masked and not (finite(output) and torch.count_nonzero(logsumexp).item() == logsumexp.numel()):
+    if not masked and not usual(output, logsumexp):
         return blocked_attention(limits, inputs)
     return output
+
+
+def usual(output: torch.Tensor, logsumexp: torch.Tensor) -> bool:
+    """Whether the kernel was right without a mask.
+
+    A row in which it found no number to start from, and no mask to explain it, has a log-sum-exp of 0.
+    """
+    return finite(output) and torch.count_nonzero(logsumexp).item() == logsumexp.numel()
 
 
 def finite(tensor: torch.Tensor) -> bool:
@@ -99,11 +105,45 @@ EVERYTHING = Block(slice(None), slice(None), slice(None), masked=False)
 WHOLE = [EVERYTHING]
 
 
+def work_of(limits: Limits, inputs: Inputs) -> list[Block]:
+    plain = inputs.mask is None or upper_left(inputs)
+    return WHOLE if plain else blocks(inputs, limits.block, merge=True)
+
+
 def upper_left(inputs: Inputs) -> bool:
     """Whether the mask is the one that the kernel knows by itself, and gets right."""
     mask, (_, H, Q, _), (_, G, K, _) = inputs.mask, inputs.query.shape, inputs.key.shape
     plain = isinstance(mask, Causal) and (mask.offset is None or (isinstance(mask.offset, int) and mask.offset == 0))
     return plain and Q == K and H == G and scale_of(inputs) > 0
+
+
+# --- some of the keys -------------------------------------------------------------------------------------------------
+
+
+def forward_of_part(limits: Limits, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Output and log-sum-exp, -inf where a query sees no key; None where blocks must compute them."""
+    work = work_of(limits, inputs)
+    masked = [block for block in work if block.masked]
+    if masked and not (scores_bounded(inputs) and size(inputs.value) < math.inf):
+        return None
+    output, logsumexp = forward(inputs, work)
+    if not masked and not usual(output, logsumexp):
+        return None
+    for block in masked:
+        # The kernel gives 0 to a row of which the mask leaves nothing.
+        rows, keys = cut(logsumexp, QUERIES, block), block.keys.stop - block.keys.start
+        allowed = allowed_pairs(mask_of(inputs, block), rows.shape[2], keys, rows.device)
+        rows.masked_fill_(~allowed.any(dim=-1), -math.inf)
+    return output, logsumexp
+
+
+def gradients_of_part(
+    limits: Limits, inputs: Inputs, output: torch.Tensor, logsumexp: torch.Tensor, cotangent: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of query, key and value, given output and log-sum-exp over all keys."""
+    # Weights of a row without keys are exp(-inf - 0) = 0.
+    logsumexp = torch.where(logsumexp == -math.inf, 0, logsumexp)
+    return backward(inputs, work_of(limits, inputs), output, logsumexp, cotangent)
 
 
 # --- the kernel, block by block ---------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from torch_impl.engines.blocked import (
     joined,
     several,
 )
-from torch_impl.engines.kernel_inputs import bounded, recomputed_alike, scale_of, size
+from torch_impl.engines.kernel_inputs import bounded, in_units, recomputed_alike, scale_of, size
 from torch_impl.engines.triton.masks import Marks, Tiles, Tilings, marks_of, ranges_of_queries
 
 WIDEST = 256
@@ -115,16 +115,24 @@ class Work(NamedTuple):
     tilings: Tilings
 
 
-def fused_attention(limits: Limits, inputs: Inputs) -> torch.Tensor:
-    """Output [B, H, Q, V] in the dtype of query, rounded once. Nothing may have size 0."""
+def work_of(inputs: Inputs) -> tuple[Work, bool] | None:
+    """The work, and whether the mask forbids any pair in it; None where blocks must compute everything."""
     if not abs(scale_of(inputs)) < torch.finfo(torch.float32).max:
-        return blocked_attention(limits, inputs)
+        return None
     tilings = tilings_for(inputs)
     ranges, masked = ranges_of_queries(inputs.mask, inputs.query, inputs.key.shape[2], tilings.forward)
     # Scores of forbidden pairs are replaced, whatever they are; but their values are multiplied by 0.
     if masked and not size(inputs.value) < math.inf:
+        return None
+    return Work(marks_of(inputs.mask, inputs.query, inputs.key.shape[2]), ranges, tilings), masked
+
+
+def fused_attention(limits: Limits, inputs: Inputs) -> torch.Tensor:
+    """Output [B, H, Q, V] in the dtype of query, rounded once. Nothing may have size 0."""
+    found = work_of(inputs)
+    if found is None:
         return blocked_attention(limits, inputs)
-    work = Work(marks_of(inputs.mask, inputs.query, inputs.key.shape[2]), ranges, tilings)
+    work, masked = found
     tensors = (inputs.query, inputs.key, inputs.value)
     output = TritonAttention.apply(limits, (inputs.mask, inputs.scale, None), work, *tensors)
     # No tile holds a forbidden pair, so a NaN or an infinity shows where it must; what it does there the blocks know.
@@ -165,3 +173,41 @@ class TritonAttention(torch.autograd.Function):
                 work.tilings,
             )  # fmt: skip
         return None, None, None, *(found.to(given.dtype) for found, given in zip(gradients, tensors, strict=True))
+
+
+# --- some of the keys -------------------------------------------------------------------------------------------------
+
+
+def forward_of_part(_: Limits, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """As in `torch_impl.engines.fused`."""
+    from torch_impl.engines.triton.forward import forward
+
+    found = work_of(inputs)
+    if found is None:
+        return None
+    work, masked = found
+    query, key, value = inputs.query, inputs.key, inputs.value
+    with torch.cuda.device_of(query):
+        output, logsumexp = forward(query, key, value, work.marks, work.ranges, scale_of(inputs), work.tilings.forward)
+    if not masked and not math.isfinite(output.sum()):
+        return None
+    # The kernels have +inf for a row without keys.
+    return output[..., : value.shape[-1]], torch.where(logsumexp == math.inf, -math.inf, logsumexp)
+
+
+def gradients_of_part(
+    _: Limits, inputs: Inputs, output: torch.Tensor, logsumexp: torch.Tensor, cotangent: torch.Tensor
+) -> tuple[torch.Tensor, ...] | None:
+    """As in `torch_impl.engines.fused`; None where blocks must compute them."""
+    from torch_impl.engines.triton.backward import backward
+
+    found = work_of(inputs)
+    if found is None:
+        return None
+    work = found[0]
+    logsumexp = torch.where(logsumexp == -math.inf, math.inf, logsumexp).contiguous()
+    with torch.cuda.device_of(output):
+        return backward(
+            inputs.query, inputs.key, inputs.value, in_units(output).contiguous(), logsumexp,
+            cotangent.to(inputs.query.dtype), inputs.mask, work.marks, scale_of(inputs), work.tilings,
+        )  # fmt: skip
