@@ -107,7 +107,7 @@ def list_small_configs(
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"set: no config of {dialect} has the entry {key}{hint}")
-    configs = [config | dict(settings) for config in small]
+    configs = [settle_nulls(dialect, config | dict(settings), settings) for config in small]
     if settings:
         misfits = [explain_misfit(dialect, config) for config in configs]
         if all(misfits):
@@ -119,6 +119,17 @@ def list_small_configs(
 
 def explain_misfit(dialect: str, config: Config) -> str:
     """Say why no model has a config; nothing where one has."""
+def settle_nulls(dialect: str, config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the config with the default of the dialect where null is set, and no model has it or it is no switch."""
+    record = DIALECTS[dialect].config
+    defaults = {} if record is None else record.defaults.get(config["model_type"], {})
+    for key, value in settings.items():
+        default = defaults.get(key)
+        if value is None and (isinstance(default, bool) or explain_misfit(dialect, config)) and default is not None:
+            config = config | {key: default}
+    return config
+
+
     try:
         draw_checkpoint(dialect, config, np.random.default_rng(0))
     except (TypeError, ValueError) as error:

@@ -183,7 +183,12 @@ def read_sizes(dialect: Dialect, config: Config) -> dict[str, int]:
     told = with_defaults(dialect.config, config)
     given = read_hyperparameters(dialect, config)
     sizes |= {name: given[name] for name in multiplied(dialect.described.table) & given.keys()}
-    sizes |= {size: value for size, (_, value) in sizes_of(dialect.config, told).items()}
+    given_sizes = sizes_of(dialect.config, told)
+    for key, size in dialect.config.sizes.items():
+        optional = size == "D" or key in dialect.config.entries  # a head's width follows from E
+        if key in told and told[key] is None and not optional and size not in given_sizes:
+            raise ValueError(f"{key} is null, from which no size follows")
+    sizes |= {size: value for size, (_, value) in given_sizes.items()}
     if "D" in sizes and "D" not in {s for k, s in dialect.config.sizes.items() if told.get(k) is not None}:
         sizes["D"] = sizes["E"] // given["num_heads"]
     if "image_size" in told:

@@ -9,7 +9,7 @@ import numpy as np
 
 from specification.configuration import Configuration
 from specification.loading.decoders import CAUSAL, output_or
-from specification.loading.record import ConfigFile, Dialect, Example, Tied, Variant
+from specification.loading.record import Computed, ConfigFile, Dialect, Example, Tied, Variant
 from specification.loading.table import array, each, linear, norm, table
 from specification.parameters import LanguageModel
 
@@ -85,6 +85,7 @@ DIALECT = Dialect(
         fixed=CAUSAL
         | {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
         sizes={"n_embd": "E", "n_inner": "F", "n_layer": "i", "n_positions": "positions", "vocab_size": "vocabulary"},
+        computed_sizes={"F": Computed(("n_embd",), lambda content: 4 * content["n_embd"])},  # n_inner is null in most
         tied=Tied("lm_head.weight"),
         without_effect=(
             *("n_ctx", "reorder_and_upcast_attn"),  # the latter computes in float32, as is done here anyway

@@ -183,7 +183,7 @@ def sizes_of(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, tuple[str
         size: (said[key], told[said[key]]) for key, size in config.sizes.items() if told.get(said[key]) is not None
     }
     for size, (keys, value) in config.computed_sizes.items():
-        if all(is_count(told.get(key)) for key in keys):
+        if size not in found and all(is_count(told.get(key)) for key in keys):
             found[size] = f"what follows from {' and '.join(keys)}", value(told)
     return found
 

@@ -242,7 +242,8 @@ LATENT_DECODER = {name: value for name, value in DECODER.items() if name != "hea
 CONTENT: dict[str, dict[str, Any]] = {
     "bert": {"num_attention_heads": 2, "hidden_size": 8, "layer_norm_eps": 1e-12, "type_vocab_size": 2},
     "distilbert": {"n_heads": 2, "dim": 8, "tie_weights_": True, "sinusoidal_pos_embds": False},
-    "gpt2": {"n_head": 2, "n_embd": 8, "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"]},
+    "gpt2": {"n_head": 2, "n_embd": 8, "n_inner": 12, "activation_function": "gelu_new"}
+    | {"architectures": ["GPT2LMHeadModel"]},
     "llama": DECODER,
     "qwen2": DECODER,
     "qwen3": DECODER,

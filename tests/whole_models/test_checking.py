@@ -13,6 +13,7 @@ import pytest
 
 import conformance
 from conformance.ports.cases import Calls
+from conformance.ports.checking import list_small_configs
 from conformance.ports.checkpoints import draw_checkpoint
 from conformance.ports.configs import list_configs
 from conformance.ports.report import ModelReport
@@ -392,6 +393,24 @@ def test_what_is_no_port_has_one_verdict(name: str) -> None:
     assert [violation.rule for violation in report.violations] == ["CALL"]
     assert message in report.violations[0].message
     assert not report.conforms
+
+
+@pytest.mark.parametrize(
+    ("dialect", "key", "entry", "shape"),
+    [
+        ("gpt2", "n_inner", "transformer.h.0.mlp.c_fc.weight", (24, 96)),
+        ("llama", "num_key_value_heads", "model.layers.0.self_attn.k_proj.weight", (24, 24)),
+        ("llama", "head_dim", "model.layers.0.self_attn.q_proj.weight", (24, 24)),
+        ("llama", "tie_word_embeddings", "lm_head.weight", (37, 24)),
+        ("llama", "rope_theta", "lm_head.weight", (37, 24)),
+    ],
+)
+def test_null_means_the_default_of_a_family(dialect: str, key: str, entry: str, shape: tuple[int, ...]) -> None:
+    """As transformers 5.23 reads it; weights and config agree."""
+    config = list_small_configs(dialect, "quick", {key: None}, None)[0]
+    assert draw_checkpoint(dialect, config, np.random.default_rng(0)).shapes[entry] == shape
+    with pytest.raises(ValueError, match="from which no size follows"):
+        list_small_configs(dialect, "quick", {"vocab_size": None}, None)
 
 
 def test_a_port_that_takes_minutes_is_ended() -> None:
