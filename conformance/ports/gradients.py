@@ -16,7 +16,6 @@ from conformance.models.stepwise import replace_nan
 from conformance.oracle.reference import Exact
 from conformance.ports.cases import ModelCase, round_array
 from conformance.ports.diagnosis import name_sublayer, shorten
-from conformance.ports.observation import list_dtypes
 from conformance.ports.subject import Answer
 from conformance.subjects.wrong_answers import Detail, DtypeOrShape, Missing
 from specification.checkpoints import flatten
@@ -59,7 +58,8 @@ def compare_gradients(case: ModelCase, answer: Answer) -> tuple[list[Finding], G
             continue
         detail: Detail = Missing()
         if got is not None:
-            detail = DtypeOrShape(str(got.dtype), got.shape, list_dtypes(case.dtype), array.shape)
+            due_dtype = "float64" if case.dtype == "float64" else "float32"  # that of the entries
+            detail = DtypeOrShape(str(got.dtype), got.shape, (due_dtype,), array.shape)
         found[name] = Finding(f"gradient of {name}", np.inf, detail=detail)
     wrong = {name: finding for name, finding in found.items() if not finding.ratio <= 1}
     if not wrong or any(finding.detail is not None for finding in wrong.values()):

@@ -34,9 +34,8 @@ class Observation:
         if self.answer.result is None:
             return self.answer.detail
         got, due = self.answer.result, self.case.exact.shape
-        dtypes = list_dtypes(self.case.dtype)
-        if got.shape != due or str(got.dtype) not in dtypes:
-            return DtypeOrShape(str(got.dtype), got.shape, dtypes, due)
+        if got.shape != due or str(got.dtype) != self.case.dtype:
+            return DtypeOrShape(str(got.dtype), got.shape, (self.case.dtype,), due)
         finite = np.isfinite(self.case.select(self.case.exact))
         if np.isnan(self.case.select(got.astype(float))[finite]).any():
             return NotANumber()
@@ -103,9 +102,3 @@ def largest_ratio(difference: np.ndarray, limits: np.ndarray) -> float:
     if ratios.size == 0:
         return 0.0
     return np.inf if np.isnan(ratios).any() else float(ratios.max())
-
-
-def list_dtypes(dtype: str) -> tuple[str, ...]:
-    """The dtypes that a result may have: the model's, or a wider one."""
-    widening = {"float16": ("float16", "float32"), "bfloat16": ("bfloat16", "float32")}
-    return widening.get(dtype, (dtype,))

@@ -395,6 +395,21 @@ def test_what_is_no_port_has_one_verdict(name: str) -> None:
     assert not report.conforms
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_model_in_16_bits_returns_16_bits(wide: bool) -> None:
+    torch = pytest.importorskip("torch")
+
+    def build(config: Any, state_dict: Any) -> Any:
+        dtype = getattr(torch, config["dtype"])
+        entries = {name: torch.from_numpy(array).to(dtype) for name, array in state_dict.items()}
+        model = gpt2_function(config, entries)
+        return lambda tokens: model(tokens).float() if wide else model(tokens)
+
+    report = judge(build, "gpt2", arrays="torch", dtypes="bfloat16")
+    expected = ["the result has dtype and shape float32 [2, 7, 37], expected bfloat16 [2, 7, 37]"]
+    assert [violation.message for violation in report.violations] == expected * wide
+
+
 @pytest.mark.parametrize(
     ("dialect", "key", "entry", "shape"),
     [
