@@ -23,16 +23,18 @@ from conformance.ports.configs import list_configs
 from conformance.ports.diagnosis import PortCause, explain_empty_rows, find_causes, shorten
 from conformance.ports.folder import read_folder, shrink_config
 from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
-from conformance.ports.observation import Observation
+from conformance.ports.observation import TWICE, Observation
 from conformance.ports.report import ModelReport, ModelViolation, SublayerError
 from conformance.ports.subject import TIME_LIMIT, Answer, Call, PortRunner, Reply, Request, Traits
 from conformance.reports.ports import (
+    RANDOM,
     describe_build,
     describe_case,
     describe_cause,
     describe_gradients,
     describe_observation,
     describe_refusal,
+    describe_request,
 )
 from conformance.reports.versions import versions
 from conformance.subjects.callables import Target
@@ -117,8 +119,6 @@ def list_small_configs(
     return distinct[:2] if effort == "quick" else distinct
 
 
-def explain_misfit(dialect: str, config: Config) -> str:
-    """Say why no model has a config; nothing where one has."""
 def settle_nulls(dialect: str, config: Config, settings: Mapping[str, Any]) -> Config:
     """Return the config with the default of the dialect where null is set, and no model has it or it is no switch."""
     record = DIALECTS[dialect].config
@@ -130,6 +130,8 @@ def settle_nulls(dialect: str, config: Config, settings: Mapping[str, Any]) -> C
     return config
 
 
+def explain_misfit(dialect: str, config: Config) -> str:
+    """Say why no model has a config; nothing where one has."""
     try:
         draw_checkpoint(dialect, config, np.random.default_rng(0))
     except (TypeError, ValueError) as error:
@@ -300,7 +302,13 @@ class PortCheck:
     # --- explaining ---
 
     def explain(self) -> None:
-        """Keep a violation for everything that is wrong, those with a known cause first."""
+        """Keep a violation for everything that is wrong: what gives no numbers first, then those with a known cause."""
+        empty = explain_empty_rows(self.observations)
+        known = [] if empty is None else empty.observations
+        others = distinct_details(one for one in self.observations if one not in known)
+        for one in others:
+            if not isinstance(one.detail, NotANumber):
+                self.add_violation(CONTRACT.id, describe_observation(one), one)
         wrong = [one for one in self.observations if one.failed and one.has_numbers]
         unsteady = [one for one in self.observations if not one.is_steady]
         if unsteady:
@@ -309,15 +317,15 @@ class PortCheck:
             self.add_violation(STATE_RULE, message, unsteady[0], step=self.find_unsteady(unsteady[0]), **fields)
         elif wrong and self.ignores_state_dict():
             self.add_violation(CONTRACT.id, "its results do not depend on the state dict", wrong[0])
+        elif wrong and self.is_random(wrong[0]):
+            self.add_violation(CONTRACT.id, RANDOM, wrong[0])
         elif wrong:
             self.explain_numbers()
-        empty = explain_empty_rows(self.observations)
         if empty is not None:
             self.add_cause(empty)
-        known = [] if empty is None else empty.observations
-        for one in distinct_details(one for one in self.observations if one not in known):
-            step = self.find_nan(one) if isinstance(one.detail, NotANumber) else ""
-            self.add_violation(CONTRACT.id, describe_observation(one), one, step=step)
+        for one in others:
+            if isinstance(one.detail, NotANumber):
+                self.add_violation(CONTRACT.id, describe_observation(one), one, step=self.find_nan(one))
 
     def explain_numbers(self) -> None:
         causes, isolated = find_causes(self.observations, self.ask)
@@ -367,11 +375,17 @@ class PortCheck:
         several = [found for found in results.values() if len(found) > 1]
         return bool(several) and all(np.array_equal(found[0], other) for found in several for other in found[1:])
 
+    def is_random(self, shown: Observation) -> bool:
+        """Whether `build` makes another function of the same state dict, as where random weights stay as they are."""
+        again = self.ask([shown.case])[0]
+        return again.has_numbers and again.distance(np.asarray(shown.answer.result).astype(float)) > TWICE
+
     def refuse(self, reply: Reply, request: Request) -> None:
         finding = Finding("build", np.inf, detail=reply.detail, raised_at=reply.raised_at)
         tensors = str(self.runner.target.arrays) if self.runner.gradients else ""
         message = describe_build(reply, request.config, request.state_dict, tensors)
-        self.violations.append(ModelViolation(CONTRACT.id, "", (), message, finding))
+        case = describe_request(request.config, request.state_dict)
+        self.violations.append(ModelViolation(CONTRACT.id, "", (), message, finding, case=case))
 
 
 OPTIONS = ("key_padding", "token_types", "source_key_padding", "target_key_padding")

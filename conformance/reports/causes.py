@@ -127,6 +127,8 @@ def describe_condition(condition: Content | None) -> str | None:
         parts.append(f"with {join_words([feature_words(name) for name in condition['features']])}")
     if "lacks" in condition:
         parts.append(f"without {' or '.join(feature_words(name) for name in condition['lacks'])}")
+    if "settings" in condition:
+        parts.append(f"in configs with {', '.join(condition['settings'])}")
     if "dtypes" in condition:
         parts.append(f"in {join_words(condition['dtypes'])}")
     return f"only {', '.join(parts)}" if parts else None

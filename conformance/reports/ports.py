@@ -14,7 +14,7 @@ from conformance.cases.case import brief
 from conformance.checks.findings import Finding, GradientLost, InputChanged, NoAnswer, NotANumber, ProcessEnded, Raised
 from conformance.checks.levels import CONTRACT, EVERY_RULE, LEVELS
 from conformance.reports.blocks import draw_model
-from conformance.reports.causes import describe_beside
+from conformance.reports.causes import describe_beside, describe_condition
 from conformance.reports.content import Content, clean_text, number, rule_content
 from conformance.reports.sentences import describe_detail, describe_finding
 from conformance.subjects.wrong_answers import Detail, DtypeOrShape
@@ -117,6 +117,10 @@ def format_setting(key: str, value: Any) -> str:
     return f"--set {shlex.quote(f'{key}={value if isinstance(value, str) else json.dumps(value)}')}"
 
 
+RANDOM = (
+    "build makes another model of the same state dict each time: entries of it are not loaded, and stay random; its "
+    "results do not depend on them"
+)
 NO_GRADIENT = (
     "no gradient reaches any entry of the state dict: build copies it, as load_state_dict, .detach() and NumPy do, or "
     "the function runs without gradients; call the module by torch.func.functional_call with the entries, or give the "
@@ -159,10 +163,19 @@ def describe_case(case: ModelCase) -> str:
     """Write the call of a case, and what is particular to its config."""
     inputs = [brief(array) for array in case.call.inputs]
     options = [f"{name}={brief(array)}" for name, array in case.call.options.items()]
-    config = {key: value for key, value in case.checkpoint.config.items() if key not in ("architectures", "model_type")}
-    settings = ", ".join(f"{key}={value!r}" for key, value in config.items())
     cached = f" by step, in parts of {', '.join(map(str, case.call.chunks))}" if case.call.chunks else ""
-    return f"build({{{settings}}}, ...)({', '.join([*inputs, *options])}){cached}"
+    return f"build({{{format_config(case.checkpoint.config)}}}, ...)({', '.join([*inputs, *options])}){cached}"
+
+
+def describe_request(config: Mapping[str, Any], entries: Mapping[str, np.ndarray]) -> str:
+    """Write what `build` is given: the config, and the entries of the state dict by their shapes."""
+    shapes = ", ".join(f"{name} {[*array.shape]}" for name, array in entries.items())
+    return f"build({{{format_config(config)}}}, {{{shapes}}})"
+
+
+def format_config(config: Mapping[str, Any]) -> str:
+    shown = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
+    return ", ".join(f"{key}={value!r}" for key, value in shown.items())
 
 
 def describe_mistake(mistake: ModelMistake) -> str:
@@ -188,9 +201,7 @@ def describe_cause(cause: PortCause) -> str:
     if not cause.mistakes:
         shown = cause.observations[0].finding
         narrow = f"; errors are roundings to 16 bits, as large as those of arithmetic in {' or '.join(cause.narrow)}"
-        settings = join_names([f"{key}={value!r}" for key, value in cause.settings], MOST_ENTRIES)
-        only = f"; it fails in configs with {settings} alone"
-        told = f"no known mistake explains it{where}{narrow * bool(cause.narrow)}{only * bool(settings)}"
+        told = f"no known mistake explains it{where}{narrow * bool(cause.narrow)}"
         return f"{told}; {describe_finding(shown)}"
     told = "; and ".join(map(describe_mistake, cause.mistakes))
     rivals = [describe_mistake(one) for one in cause.alternatives[:2]]
@@ -208,7 +219,9 @@ def describe_verdict(report: ModelReport) -> str:
 
 
 def describe_violation(violation: ModelViolation) -> str:
-    return f"{violation.rule}{' in ' * bool(violation.step)}{violation.step}: {violation.message}"
+    when = describe_condition(condition_content(violation))
+    told = f"{violation.rule}{' in ' * bool(violation.step)}{violation.step}: {violation.message}"
+    return told if when is None else f"{told}; {when}"
 
 
 def describe_report(report: ModelReport) -> str:
@@ -314,7 +327,7 @@ def cause_content(violation: ModelViolation, content: Content) -> Content:
         "level": violation.level,
         "rules": [violation.rule],
         "mistake": mistake,
-        "condition": None,
+        "condition": condition_content(violation),
         "pattern": None,
         "conventions": {},
         "lacks": [],
@@ -322,6 +335,12 @@ def cause_content(violation: ModelViolation, content: Content) -> Content:
         "layout": False,
         "violation": content,
     }
+
+
+def condition_content(violation: ModelViolation) -> Content | None:
+    """Return the entries of configs in which alone a cause shows."""
+    settings = () if violation.cause is None else violation.cause.settings[:MOST_ENTRIES]
+    return {"settings": [f"{key}={value!r}" for key, value in settings]} if settings else None
 
 
 def mistake_content(mistake: ModelMistake) -> Content:
