@@ -43,11 +43,15 @@ PLANTED = {
     "bert": ("norm.eps-1e-05", "network.gelu-tanh", "attention.padding-ignored", "positions.offset+1",
              "token-types.left-out", "attention.no-query-bias", "order.pre", "blocks.reversed"),
     "gpt2": ("attention.not-causal", "attention.fused-by-head", "norm.last-left-out", "residual.left-out",
-             "attention.heads-interleaved", "network.quick-gelu"),
+             "attention.heads-interleaved", "network.quick-gelu", "norm.not-loaded", "embedding.normalized",
+             "output.log-softmax"),
     "llama": ("attention.rotary-interleaved", "attention.heads-tiled", "attention.rotary-base-500000",
               "network.gate-swapped", "attention.rotary-mixed", "norm.rms-norm-plus-one",
               "attention.key-in-halves", "attention.columns-halved-for-pairs", "attention.key-paired-as-one",
-              "attention.rotary-model-width", "attention.rotary-exponent", "attention.softcap-50", "output.softcap-30"),
+              "attention.rotary-exponent-twice", "attention.queries-cut-from-rows", "blocks.first-self-attention-key",
+             "norm.feed-forward-norm-of-attention", "embedding.is-output", "embedding.offset+1", "norm.sum",
+             "norm.no-eps",
+             "attention.rotary-model-width", "attention.rotary-exponent", "attention.softcap-50", "output.softcap-30"),
     "gemma2": ("norm.weight-itself", "embedding.not-scaled", "embedding.scale-in-bfloat16", "attention.no-window",
                "layers.shifted", "norm.swapped-self-attention-norm-self-attention-output-norm", "output.multiplied",
                "residual.attention-norm-of-sum"),
@@ -84,7 +88,9 @@ def test_steps_have_the_same_names_in_every_run(dialect: str) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("name", ["cache.mask-from-first", "cache.mask-padded-behind", "cache.not-causal"])
+@pytest.mark.parametrize(
+    "name", ["cache.mask-from-first", "cache.mask-padded-behind", "cache.not-causal", "cache.last-part"]
+)
 def test_a_wrong_mask_beside_a_cache_is_named(name: str) -> None:
     """The whole pass is right, and so is token by token in some of them."""
     checkpoint = draw_checkpoint("gpt2", list_configs("gpt2")[0], np.random.default_rng(0))

@@ -182,6 +182,16 @@ def cap_before_scale(
     return np.where(allowed, scores if bias is None else scores + bias, -1e300)
 
 
+def cut_rows(x: np.ndarray, heads: int) -> Any:
+    """Read [B, T, H D] as [B, H, T, D]."""
+    return x.reshape(x.shape[0], heads, x.shape[1], -1)
+
+
+def cut_rows_in(name: str) -> dict[str, Any]:
+    """Return a function of a block's attention that reads heads so."""
+    return {name: copy_functions({"split_heads": cut_rows}, blocks)[name]}
+
+
 def join_unturned(heads: np.ndarray) -> Any:
     """Read [B, H, T, D] as [B, T, H D], without changing the places of H and T."""
     return heads.reshape(len(heads), heads.shape[2], -1)
@@ -296,10 +306,14 @@ def take_frequencies_of_model(step: Step) -> Step:
     return change_rotary(base=float(base))(step)
 
 
-def take_half_exponents(step: Step) -> Step:
-    """Frequencies are base ** (-i / D), in place of -2i / D: those of the root of the base."""
-    rotary = complete(step).arguments[LAYER].rotary
-    return step if rotary is None else change_rotary(base=float(rotary.base) ** 0.5)(step)
+def multiply_exponents(factor: float) -> StepChange:
+    """Frequencies are base ** (-2i factor / D): those of a power of the base."""
+
+    def change(step: Step) -> Step:
+        rotary = complete(step).arguments[LAYER].rotary
+        return step if rotary is None else change_rotary(base=float(rotary.base) ** factor)(step)
+
+    return change
 
 
 def rotate_share(share: float) -> StepChange:
@@ -617,7 +631,10 @@ MISTAKES = (
         for base in BASES
     ),
     entry("rotary-model-width", "rotary frequencies are those of width E", take_frequencies_of_model, "POS-3"),
-    entry("rotary-exponent", "rotary exponents are i / D, in place of 2i / D", take_half_exponents, "POS-3"),
+    *(
+        entry(name, f"rotary exponents are {says} / D, in place of 2i / D", multiply_exponents(factor), "POS-3")
+        for name, says, factor in (("rotary-exponent", "i", 0.5), ("rotary-exponent-twice", "4i", 2.0))
+    ),
     entry("rotary-halves", "rotation pairs the two halves of a head", change_rotary(pairing="halves"), "POS-3"),
     entry("rotary-interleaved", "rotation pairs neighbours", change_rotary(pairing="interleaved"), "POS-3"),
     entry("rotary-not-scaled", "the scaling of rotary frequencies is ignored", change_rotary(scaling=None), "POS-4"),
@@ -668,10 +685,14 @@ MISTAKES = (
         entry("heads-not-turned", "the results of heads are joined before heads and positions change places", change)
         for change in (NOT_TURNED, fill_by_means(NOT_TURNED))  # what rows without keys give reaches others
     ),
-    entry(
-        "heads-cut-from-rows",
-        "queries, keys and values are reshaped to [B, H, T, D] without a transpose",
-        attend_with(split_heads=lambda x, heads: x.reshape(x.shape[0], heads, x.shape[1], -1)),
+    *(
+        entry(name, f"{says} reshaped to [B, H, T, D] without a transpose", filled)
+        for name, says, functions in (
+            ("heads-cut-from-rows", "queries, keys and values are", {"split_heads": cut_rows}),
+            ("queries-cut-from-rows", "queries are", cut_rows_in("project_queries")),
+            ("keys-cut-from-rows", "keys and values are", cut_rows_in("project_keys")),
+        )
+        for filled in (attend_with(**functions), fill_by_means(attend_with(**functions)))
     ),
     project("heads-merged", "the results of heads are joined as [D, H]", merge_otherwise),
     *(

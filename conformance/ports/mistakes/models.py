@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,13 +14,15 @@ from conformance.ports.mistakes.attention import MASK, ROTATION, complete, map_m
 from conformance.ports.mistakes.mistake import (
     ModelMistake,
     Scope,
+    change_fields,
     change_stacks,
     list_stacks,
     replace_stack,
 )
-from specification.configuration import CHOICES, AttentionLayer
+from reference_numpy.blocks import normalize
+from specification.configuration import CHOICES, AttentionLayer, Configuration
 from specification.masks import Causal, Dense
-from specification.parameters import LanguageModel, Transformer, mapped
+from specification.parameters import Embedding, LanguageModel, Norm, Transformer, mapped
 
 ORDERS = {
     "post": "norms stand after the sum",
@@ -44,8 +46,8 @@ NORM_SWAPS = (
 Layers = tuple[AttentionLayer, ...]
 
 
-def configure(id: str, rule: str, says: str, **fields: Any) -> ModelMistake:
-    return ModelMistake(id, rule, says, lambda c: c.change(configuration=replace(c.configuration, **fields)))
+def configure(id: str, rule: str, says: str, **entries: Any) -> ModelMistake:
+    return ModelMistake(id, rule, says, lambda c: c.change(configuration=replace(c.configuration, **entries)))
 
 
 def change_layers(id: str, rule: str, says: str, change: Callable[[Layers], Layers]) -> ModelMistake:
@@ -81,6 +83,24 @@ def list_configured(computation: Computation) -> Iterator[ModelMistake]:
     if isinstance(p, LanguageModel | Transformer):
         yield configure("output.scaled", "TRF-1", "the output layer's input is divided by sqrt(E)", scaled_output=True)
     yield from list_layer_kinds(computation)
+
+
+OPTION_RULES = {
+    "activation": "FFN-1", "norm": "NORM-7", "norm_eps": "NORM-1", "norm_order": "BLK-1", "scale": "ATT-1",
+    "softcap": "ATT-2", "num_heads": "MHA-1", "scaled_embedding": "EMB-1", "attention_layers": "POS-3",
+}  # fmt: skip
+"""By field of the configuration, the rule that it belongs to."""
+
+
+def list_ignored_options(own: Configuration, others: Iterable[Configuration]) -> Iterator[ModelMistake]:
+    """Give the configuration with one field as another config has it, as of a port that ignores the option."""
+    for name in (field.name for field in fields(own)):
+        values = {repr(value): value for value in (getattr(other, name) for other in others)}
+        values.pop(repr(getattr(own, name)), None)
+        for text, value in values.items():
+            shown = "as in another config" if name == "attention_layers" else f"{text}, as in another config"
+            says = f"an option is ignored: {name} is {shown}"
+            yield configure(f"option.{name.replace('_', '-')}", OPTION_RULES.get(name, "TRF-1"), says, **{name: value})
 
 
 def list_layer_kinds(computation: Computation) -> Iterator[ModelMistake]:
@@ -176,6 +196,31 @@ def list_swapped_norms() -> Iterator[ModelMistake]:
             yield replace(change_blocks(name, says, partial(map_blocks, copy)), rule="BLK-1")
 
 
+def list_shared_parts(computation: Computation) -> Iterator[ModelMistake]:
+    """Give blocks that read a part of the first one: a name in a loop without the number of the block."""
+    paths: dict[tuple[str, ...], None] = {}
+    for stack in list_stacks(computation).values():
+        for name, value in zip(stack.blocks[0]._fields, stack.blocks[0], strict=True):
+            fields = getattr(value, "_fields", ())
+            paths |= dict.fromkeys([(name,)] if name.endswith("norm") else [(name, field) for field in fields])
+    for path in paths:
+        says = f"every block has the {'.'.join(path)} of the first"
+        id = f"blocks.first-{'-'.join(path)}".replace("_", "-")
+        yield change_blocks(id, says, partial(share_part, path))
+
+
+def share_part(path: tuple[str, ...], blocks: list[Any]) -> list[Any]:
+    return [blocks[0], *(copy_part(block, blocks[0], path) for block in blocks[1:])]
+
+
+def copy_part(target: Any, source: Any, path: tuple[str, ...]) -> Any:
+    name, *rest = path
+    if getattr(target, name, None) is None or getattr(source, name, None) is None:
+        return target
+    own, other = getattr(target, name), getattr(source, name)
+    return target._replace(**{name: copy_part(own, other, (*rest,)) if rest else copy_structure(other)})
+
+
 def map_blocks(change: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
     return [*map(change, blocks)]
 
@@ -269,18 +314,42 @@ def normalize_sum(*parts: str) -> Callable[[Computation], Computation]:
     return change
 
 
+def normalize_attention_output(computation: Computation) -> Computation:
+    """The feed-forward network's norm is applied to what the attention gives, before the sum."""
+    norms: dict[str, Any] = {
+        f"{name}blocks.{i}.": block.feed_forward_norm
+        for name, stack in list_stacks(computation).items()
+        for i, block in enumerate(cast("Iterable[Any]", stack.blocks))
+    }
+
+    def rewrite(step: Step) -> Step:
+        if step.kind == "normalize" and step.name.endswith(".feed_forward_norm"):
+            return step._replace(function=lambda norm, x, configuration: x)
+        block, _, part = step.name.partition("attention")
+        norm = norms.get(block.removesuffix("self_"))
+        if step.kind != "add" or not part or norm is None:
+            return step
+        return step.argument(1, normalize(norm, step.arguments[1], computation.configuration))
+
+    return computation.rewrite(rewrite)
+
+
 # --- decoding with a cache --------------------------------------------------------------------------------------------
 
 
 def restart_positions(late: int) -> Callable[[Computation], Computation]:
     """Positions of each part begin at 0, or `late` too early after the first part."""
+    return count_otherwise(lambda chunks: [
+        0 if not late else max(start - late * (start > 0), 0) for start in np.cumsum((0, *chunks))[:-1]
+    ])  # fmt: skip
+
+
+def count_otherwise(begin: Callable[[tuple[int, ...]], list[int]]) -> Callable[[Computation], Computation]:
+    """Positions of each part begin elsewhere. begin: from the lengths of the parts to their first positions."""
 
     def change(computation: Computation) -> Computation:
-        starts = np.cumsum((0, *computation.chunks))[:-1]
-        parts = [
-            np.arange(length) + (0 if not late else max(start - late * (start > 0), 0))
-            for start, length in zip(starts, computation.chunks, strict=True)
-        ]
+        starts = begin(computation.chunks)
+        parts = [np.arange(length) + start for start, length in zip(starts, computation.chunks, strict=True)]
         positions = np.concatenate(parts) if parts else None
 
         def rewrite(step: Step) -> Step:
@@ -307,18 +376,24 @@ def turn_by(step: Step, positions: np.ndarray) -> Step:
         sine=rotation.sine[..., positions, :], cosine=rotation.cosine[..., positions, :]))  # fmt: skip
 
 
-def forget_cache(computation: Computation) -> Computation:
-    """Tokens attend to those of their own part alone."""
+def forget_cache(computation: Computation, most: int = 0) -> Computation:
+    """Tokens attend to those of their own part, and of so many before it, alone."""
     part = np.repeat(np.arange(len(computation.chunks)), computation.chunks)
 
     def rewrite(step: Step) -> Step:
         if step.kind != "attend" or not len(part):
             return step
         mask = step.arguments[MASK]
-        same = Dense(part[:, None] == part[None, :])
+        same = Dense(part[:, None] - part[None, :] <= most)
         return step.argument(MASK, same if mask is None else mask & same)
 
     return computation.rewrite(rewrite)
+
+
+def keep_last_part(computation: Computation) -> Computation:
+    """The cache holds the last part alone, and positions begin at its length."""
+    counted = count_otherwise(lambda chunks: [0, *chunks][: len(chunks)])
+    return counted(forget_cache(computation, 1))
 
 
 VisibleKeys = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -362,6 +437,9 @@ CACHED = (
     ModelMistake("cache.positions-restart", "GEN-1", "with a cache, positions begin at 0 again", restart_positions(0)),
     ModelMistake("cache.positions-late", "GEN-1", "with a cache, positions are one too small", restart_positions(1)),
     ModelMistake("cache.not-read", "GEN-1", "what the cache holds is not attended to", forget_cache),
+    ModelMistake(
+        "cache.last-part", "GEN-1", "the cache holds the keys and values of the last part alone", keep_last_part
+    ),
     ModelMistake(
         "cache.mask-from-first",
         "GEN-1",
@@ -439,6 +517,36 @@ def tie_output(computation: Computation) -> Computation:
     return computation.change(parameters=p._replace(output=p.output._replace(weight=p.decoder.embedding.tokens.T)))
 
 
+def read_output_as_table(computation: Computation) -> Computation:
+    p: Any = computation.parameters
+    embedding = p.decoder.embedding._replace(tokens=p.output.weight.T)
+    return computation.change(parameters=p._replace(decoder=p.decoder._replace(embedding=embedding)))
+
+
+def normalize_embedding(eps: float | None) -> Callable[[Computation], Computation]:
+    """Give an embedding without norm one of the model's kind, as training begins with it. eps: None for the model's."""
+
+    def change(computation: Computation) -> Computation:
+        weight = 0.0 if computation.configuration.norm.endswith("_plus_one") else 1.0
+        added: list[Norm] = []
+
+        def add_norm(stack: Any) -> Any:
+            embedding = stack.embedding
+            if not isinstance(embedding, Embedding) or embedding.norm is not None:
+                return stack
+            added.append(Norm(np.full(embedding.tokens.shape[1], weight)))
+            return stack._replace(embedding=embedding._replace(norm=added[-1]))
+
+        def rewrite(step: Step) -> Step:
+            if eps is None or step.kind != "normalize" or not any(step.arguments[0] is norm for norm in added):
+                return step
+            return change_fields(2, norm_eps=eps)(step)
+
+        return change_stacks(computation, add_norm).rewrite(rewrite)
+
+    return change
+
+
 def cap_before_output(computation: Computation) -> Computation:
     """What the output layer is given is capped, in place of the logits."""
     cap = computation.configuration.output_softcap
@@ -496,6 +604,19 @@ MISTAKES = (
             ("network-", "the feed-forward network", normalize_sum("feed_forward")),
         )
     ),
+    *(
+        ModelMistake(f"embedding.normalized{name}", "EMB-1", f"a norm follows the embedding{says}", change)
+        for name, says, change in (
+            ("", "", normalize_embedding(None)),
+            ("-eps-1e-05", ", with the eps 1e-05", normalize_embedding(1e-5)),
+        )
+    ),
+    ModelMistake(
+        "norm.feed-forward-norm-of-attention",
+        "BLK-1",
+        "feed_forward_norm is applied to what the attention gives",
+        normalize_attention_output,
+    ),
     ModelMistake("token-types.ignored", "EMB-1", "token types are ignored", drop_options("token_types")),
     ModelMistake("token-types.left-out", "EMB-1", "the table of token types is left out", drop_token_types),
     ModelMistake(
@@ -516,6 +637,7 @@ def list_mistakes_of_models(computation: Computation) -> Iterator[ModelMistake]:
     """Give the mistakes that this model may have."""
     yield from list_configured(computation)
     yield from list_block_orders(computation)
+    yield from list_shared_parts(computation)
     yield from list_swapped_norms()
     yield from MISTAKES
     yield from CACHED if computation.chunks else ()
@@ -524,3 +646,5 @@ def list_mistakes_of_models(computation: Computation) -> Iterator[ModelMistake]:
             says = "the softcap is applied to the output layer's input, not to the logits"
             yield ModelMistake("output.softcap-early", "TRF-1", says, cap_before_output)
         yield ModelMistake("output.tied", "TRF-1", "the output layer is the token table", tie_output)
+        says = "the token table is the output layer's weight, as where tied ones are loaded twice"
+        yield ModelMistake("embedding.is-output", "EMB-1", says, read_output_as_table)

@@ -186,8 +186,23 @@ def order_patches(*axes: int) -> Callable[..., Any]:
     return patches
 
 
+def move_tokens(offset: int) -> StepChange:
+    """Read the row of the next or the last token."""
+
+    def change(step: Step) -> Step:
+        table, ids = step.arguments[:2]
+        return step.argument(1, (np.asarray(ids) + offset) % len(table)) if step.name.endswith("tokens") else step
+
+    return change
+
+
 def put_last(row: np.ndarray, x: np.ndarray) -> Any:
     return np.concatenate([x, np.broadcast_to(row, (len(x), 1, len(row)))], axis=1)
+
+
+def log_softmax(x: np.ndarray) -> Any:
+    shifted = x - x.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
 
 
 TABLES = (
@@ -196,6 +211,10 @@ TABLES = (
     *(
         TABLE.entry(f"scale-in-{dtype}", f"the factor sqrt(E) of embeddings is rounded to {dtype}", round_factor(dtype))
         for dtype in ("bfloat16", "float16")
+    ),
+    *(
+        TABLE.entry(f"offset{offset:+d}", f"ids of tokens are one too {says}", move_tokens(offset))
+        for offset, says in ((1, "large"), (-1, "small"))
     ),
     *(
         POSITIONS.entry(f"offset{offset:+d}", f"positions begin at {offset}", move_positions(offset))
@@ -236,6 +255,8 @@ TABLES = (
         "the output layer's result is multiplied by sqrt(E)",
         change_argument(1, lambda x: x * math.sqrt(x.shape[-1])),
     ),
+    OUTPUT.entry("log-softmax", "logits are made log-probabilities", change_result(log_softmax)),
+    OUTPUT.entry("softmax", "logits are made probabilities", change_result(lambda x: np.exp(log_softmax(x)))),
     OUTPUT.entry("softcap-30", "logits are capped at 30", change_result(lambda x: 30 * np.tanh(x / 30))),
 )
 MISTAKES = (*NETWORKS, *SUMS, *TABLES)

@@ -9,6 +9,7 @@ import numpy as np
 from conformance.ports.computation import Step
 from conformance.ports.mistakes.mistake import Topic, change_argument, change_fields, replace_function
 from specification.configuration import Configuration
+from specification.dtypes import SMALLEST_EPS
 from specification.parameters import Norm
 
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3)
@@ -67,10 +68,23 @@ def drop_mean(norm: Norm, x: np.ndarray, configuration: Configuration) -> Any:
     return scale(norm, configuration, deviations(x, configuration) / root)
 
 
+def divide_by_sum(norm: Norm, x: np.ndarray, configuration: Configuration) -> Any:
+    deviation = deviations(x, configuration)
+    root = np.sqrt(np.sum(deviation**2, axis=-1, keepdims=True) + configuration.norm_eps)
+    return scale(norm, configuration, deviation / root)
+
+
 def drop_weight(step: Step) -> Step:
     norm, _, configuration = step.arguments
     one = 0.0 if configuration.norm.endswith("_plus_one") else 1.0
     return step.argument(NORM, norm._replace(weight=np.full_like(norm.weight, one)))
+
+
+def drop_parameters(step: Step) -> Step:
+    """Leave weight and bias as training begins with them; a norm without bias is one without weight."""
+    if step.arguments[NORM].bias is None:
+        return step
+    return change_argument(NORM, lambda norm: norm._replace(bias=None))(drop_weight(step))
 
 
 def normalize_twice(step: Step) -> Step:
@@ -79,6 +93,7 @@ def normalize_twice(step: Step) -> Step:
 
 MISTAKES = (
     *(TOPIC.entry(f"eps-{eps:g}", f"the norm's eps is {eps:g}", change_fields(2, norm_eps=eps)) for eps in EPSILONS),
+    TOPIC.entry("no-eps", "the norm has no eps", change_fields(2, norm_eps=SMALLEST_EPS)),
     TOPIC.entry("eps-outside", "the norm's eps is added to the root", replace_function(add_eps_outside)),
     TOPIC.entry("weight-itself", "the norm's weight is w, in place of 1 + w", drop_plus_one, "NORM-8"),
     *(TOPIC.entry(kind.replace("_", "-"), says, rename(kind), rule) for kind, (rule, says) in KINDS.items()),
@@ -90,8 +105,10 @@ MISTAKES = (
     ),
     TOPIC.entry("unbiased", "the norm's variance is divided by n - 1", replace_function(divide_unbiased)),
     TOPIC.entry("mean-square", "the norm divides by the root of the mean square", replace_function(drop_mean)),
+    TOPIC.entry("sum", "the norm takes the sum of squares, in place of their mean", replace_function(divide_by_sum)),
     TOPIC.entry("no-weight", "the norm's weight is left out", drop_weight),
     TOPIC.entry("no-bias", "the norm's bias is left out", change_argument(NORM, lambda norm: norm._replace(bias=None))),
+    TOPIC.entry("not-loaded", "the norm's weight and bias are left out", drop_parameters),
     TOPIC.entry("left-out", "the norm is left out", replace_function(lambda norm, x, configuration: x), "BLK-1"),
     TOPIC.entry("twice", "the norm is applied twice", normalize_twice, "BLK-1"),
 )
