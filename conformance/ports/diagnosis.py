@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -18,15 +18,17 @@ from typing import Any
 import numpy as np
 
 from conformance.checks.findings import NotANumber
-from conformance.ports.cases import ModelCase, list_isolated, list_sublayers
+from conformance.ports.cases import ModelCase, isolate_sublayer, list_isolated, list_sublayers
 from conformance.ports.checkpoints import Config
 from conformance.ports.computation import Computation
 from conformance.ports.mistakes.attention import EMPTY_ROWS
 from conformance.ports.mistakes.catalogue import list_mistakes
 from conformance.ports.mistakes.mistake import ModelMistake
+from conformance.ports.mistakes.models import list_ignored_options
 from conformance.ports.noise import noise_bound
 from conformance.ports.observation import MARGIN, TWICE, Observation
 from specification.checkpoints import flatten
+from specification.configuration import Configuration
 
 Ask = Callable[[Sequence[ModelCase]], list[Observation]]
 
@@ -46,6 +48,8 @@ NUDGE = 2.0**-7
 """Relative changes of weights that change every rounding to 16 bits, and little else."""
 UNRELATED = 0.5
 """A correlation of two errors: of roundings it is near 0, of another formula near 1."""
+PARALLEL = 0.999
+"""A cosine: of vectors that differ by another embedding it is near 0, by roundings to 16 bits 1 - 2 ** -14 or more."""
 IMPOSSIBLE = (ValueError, TypeError, IndexError, AttributeError)
 """What the definition raises where a mistake leaves nothing that can be computed."""
 TINY = np.finfo(float).tiny
@@ -59,7 +63,8 @@ class PortCause:
 
     Attributes:
         step: the first wrong sublayer, by the definition's path; "embedding", "norm" or "output" for what comes before
-            and after the blocks; empty where it cannot be told.
+            and after the blocks, "embedding or norm" where these are not told apart; empty where nothing is
+            known.
         mistakes: the known ones that explain it together, one in most cases; none where none does.
         observations: failing cases that it explains, the one that shows it best first.
         failing: how many cases failed; with `step` not, where the whole pass is wrong.
@@ -67,7 +72,7 @@ class PortCause:
         alternatives: other mistakes that no case told apart from the first.
         narrow: the 16-bit dtypes whose arithmetic would explain the errors, where no mistake does.
         beside: fewer failing cases that nothing explains, with the same first wrong sublayer.
-        settings: entries of the config that all failing cases have, and no others, where no mistake explains them.
+        settings: entries of the config that all unexplained cases have, and no others, where no mistake explains them.
     """
 
     step: str
@@ -93,83 +98,140 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         observations: all of them, right and wrong ones.
         ask: asks the port about more cases.
     """
-    evidence = [one for one in observations if one.has_numbers]
-    if any(one.failed and not one.case.call.chunks for one in evidence):
+    asked = [one for one in observations if one.has_numbers]
+    if any(one.failed and not one.case.call.chunks for one in asked):
         # What is wrong in the whole pass may show otherwise with a cache, or not at all.
-        evidence = [one for one in evidence if not one.case.call.chunks]
+        asked = [one for one in asked if not one.case.call.chunks]
     # A config in which nothing fails may have no place for the mistake, such as another activation.
-    wrong_configs = [one.case.checkpoint.config for one in evidence if one.failed]
-    other_configs = [one.case.checkpoint.config for one in evidence if one.case.checkpoint.config not in wrong_configs]
-    evidence = [one for one in evidence if one.case.checkpoint.config in wrong_configs]
-    asked = {*evidence}
-    causes: list[PortCause] = []
-    found: list[ModelMistake] = []
+    configs = [one.case.checkpoint.config for one in asked]
+    configurations = [one.case.checkpoint.configuration for one in asked]
+    wrong_configs = [one.case.checkpoint.config for one in asked if one.failed]
+    asked = [one for one in asked if one.case.checkpoint.config in wrong_configs]
+    alone: dict[int, list[Observation]] = {}
+    """By config, what a case of it gives with each sublayer alone."""
+    sets: list[MistakeSet] = []
     first: list[Observation] = []
-    while len(causes) < MOST_CAUSES:
-        remaining = [one for one in evidence if one.failed and not explains(found, one)]
-        if not remaining:
+    while len(sets) < MOST_CAUSES:
+        remaining = list_unexplained(sets, asked)
+        added, narrow = None, tuple[str, ...]()
+        for shown in choose_cases(remaining):
+            if shown.case.sublayer is None and config_of(shown) not in alone:
+                alone[config_of(shown)] = ask_alone(shown, ask)
+                first = first or alone[config_of(shown)]
+            evidence = [*asked, *(one for answers in alone.values() for one in answers)]
+            added = choose_mistakes(find_wrong(sets, shown, alone), evidence, sets, configurations)
+            if added is not None:
+                break
+        if added is None and remaining:
+            shown = choose_cases(remaining)[0]
+            wrong = find_wrong(sets, shown, alone)
+            if all(map(is_rotation_narrow, remaining)):
+                return [name_rotation(find_place(wrong, shown, ask), remaining, asked)], first
+            narrow = find_narrow(wrong, ask)
+            added = None if narrow or is_large(shown) else choose_pair(wrong, evidence, sets)
+        if added is None:
             break
-        shown = choose_case(remaining)
-        isolated = ask_alone(shown, ask) if shown.case.sublayer is None else []
-        first = first or isolated
-        evidence += isolated
-        wrong = [one for one in (*isolated, shown) if one.failed and not explains(found, one)]
-        # What is hardly wrong tells no mistake from the right result.
-        wrong.sort(key=lambda one: one.finding.ratio <= MARGIN)
-        chosen, rivals, effective = choose_mistakes(wrong[0], evidence, found)
-        if not chosen and all(map(is_rotation_narrow, remaining)):
-            passing = [one for one in asked if not one.failed]
-            step, failing = find_place(wrong[0], shown, ask), len(asked) - len(passing)
-            causes.append(PortCause(step, (NARROW_ROTATION,), tuple(remaining), failing, 0, len(passing)))
-            break
-        narrow = () if chosen else find_narrow(wrong[0], ask)
-        if not chosen and not narrow and not is_large(shown):
-            chosen, rivals = choose_pair(effective, wrong[0], evidence, found)
-        if not chosen:
-            causes = keep_whole(causes, asked)
-            known = [one for cause in causes for one in cause.mistakes]
-            remaining = [
-                one for one in evidence if one in asked and one.failed and not explains(known, one)
-            ] or remaining
-            first_wrong = next(one for one in (*first, shown) if one.failed)
-            place = find_place(wrong[0] if causes else first_wrong, shown, ask)
-            causes = join_unexplained(causes, place, remaining, narrow, sum(one.failed for one in asked))
-            settings = list_settings(wrong_configs, other_configs)
-            causes = [one if one.mistakes else replace(one, settings=settings) for one in causes]
-            break
-        found = [*found, *chosen]
-        explained = [one for one in evidence if one.failed and explains(found, one) and one not in known_cases(causes)]
-        # Cases with a sublayer alone are asked for here, and count where nothing else shows the cause.
-        shows = [one for one in explained if one in asked] or explained or wrong[:1]
-        counted = [one for one in evidence if one in asked or shows[0] not in asked]
-        passing = [one for one in counted if not one.failed]
-        against = sum(not explains(found, one) for one in passing)
-        failing = len(counted) - len(passing)
-        step = find_step(chosen, shown.case)
-        named, other = (tuple(shorten_scope(one, shown.case) for one in some) for some in (chosen, rivals))
-        causes.append(PortCause(step, named, tuple(shows), failing, against, len(passing), other))
+        sets.append(added)
+    remaining = list_unexplained(sets, asked)
+    sets = keep_needed(sets, asked)
+    if remaining:
+        sets = keep_whole(sets, asked)
+        remaining = list_unexplained(sets, asked)
+    causes = [make_cause(chosen, sets, asked) for chosen in sets]
+    if remaining:
+        shown = choose_cases(remaining)[0]
+        place = find_place(find_wrong(sets, shown, alone), shown, ask)
+        settings = list_settings([one.case.checkpoint.config for one in remaining], configs)
+        causes = join_unexplained(causes, place, remaining, narrow, sum(one.failed for one in asked))
+        causes = [one if one.mistakes else replace(one, settings=settings) for one in causes]
     return causes, first
 
 
-def known_cases(causes: Sequence[PortCause]) -> set[Observation]:
-    return {one for cause in causes for one in cause.observations}
+@dataclass(frozen=True)
+class MistakeSet:
+    """Mistakes that explain a failing case together, one in most cases.
+
+    Attributes:
+        mistakes: the known ones.
+        rivals: other mistakes that no case told apart from the first.
+        shown: the case.
+        configs: identities of the configs in which a port makes them: an entry of a config may be read wrong in some.
+    """
+
+    mistakes: tuple[ModelMistake, ...]
+    rivals: tuple[ModelMistake, ...]
+    shown: Observation
+    configs: frozenset[int]
 
 
-def keep_whole(causes: Sequence[PortCause], asked: Collection[Observation]) -> list[PortCause]:
-    """Return the first causes that explain most of what fails, or all of some config, where some is unexplained.
+def config_of(one: Observation) -> int:
+    return id(one.case.checkpoint.config)
+
+
+def known_mistakes(sets: Sequence[MistakeSet], one: Observation) -> list[ModelMistake]:
+    """Return those that a port makes in a case."""
+    return [mistake for chosen in sets if config_of(one) in chosen.configs for mistake in chosen.mistakes]
+
+
+def list_unexplained(sets: Sequence[MistakeSet], asked: Iterable[Observation]) -> list[Observation]:
+    return [one for one in asked if one.failed and not explains(known_mistakes(sets, one), one)]
+
+
+def find_wrong(
+    sets: Sequence[MistakeSet], shown: Observation, alone: Mapping[int, Sequence[Observation]]
+) -> Observation:
+    """Return the first unexplained answer with a sublayer alone, or the case itself."""
+    answers = alone.get(config_of(shown), ()) if shown.case.sublayer is None else ()
+    # What is hardly wrong tells no mistake from the right result.
+    return min(list_unexplained(sets, [*answers, shown]), key=lambda one: one.finding.ratio <= MARGIN)
+
+
+def keep_needed(sets: Sequence[MistakeSet], asked: Sequence[Observation]) -> list[MistakeSet]:
+    """Return the sets without which some case that was asked is not explained; the latest go first."""
+    kept = [*sets]
+    for chosen in reversed(sets):
+        if not explains_alone(chosen, kept, asked):
+            kept.remove(chosen)
+    return kept
+
+
+def explains_alone(
+    chosen: MistakeSet, sets: Sequence[MistakeSet], asked: Sequence[Observation]
+) -> tuple[Observation, ...]:
+    """Return the failing cases that all sets explain, and all but the chosen one do not; those it explains first."""
+    others = [one for one in sets if one is not chosen]
+    left = [one for one in list_unexplained(others, asked) if explains(known_mistakes(sets, one), one)]
+    return tuple(sorted(left, key=lambda one: not explains(chosen.mistakes, one)))
+
+
+def keep_whole(sets: Sequence[MistakeSet], asked: Sequence[Observation]) -> list[MistakeSet]:
+    """Return the first sets that explain most of what fails, or all of some config, where some is unexplained.
 
     What explains less was found for want of the right one. Nor do those after it hold, which count on it.
     """
-    failing = [one for one in asked if one.failed]
-    kept: list[PortCause] = []
-    for cause in causes:
-        own, before = {*cause.observations}, known_cases(kept)
-        configs = [one.case.checkpoint.config for one in failing if one not in own and one not in before]
-        whole = any(one.case.checkpoint.config not in configs for one in own)
-        if not own <= {*failing} or not (whole or 2 * len(own) > len(failing)):
+    failing, kept = [one for one in asked if one.failed], list[MistakeSet]()
+    unexplained = {config_of(one) for one in list_unexplained(sets, asked)}
+    for chosen in sets:
+        own = explains_alone(chosen, sets, asked)
+        if 2 * len(own) <= len(failing) and unexplained >= {*map(config_of, own)}:
             break
-        kept.append(cause)
+        kept.append(chosen)
     return kept
+
+
+def make_cause(chosen: MistakeSet, sets: Sequence[MistakeSet], asked: Sequence[Observation]) -> PortCause:
+    case, others = chosen.shown.case, [one for one in sets if one is not chosen]
+    named, other = (tuple(shorten_scope(one, case) for one in some) for some in (chosen.mistakes, chosen.rivals))
+    passing = [one for one in asked if not one.failed]
+    against = [one for one in passing if not explains(known_mistakes(sets, one), one)]
+    against = [one for one in against if explains(known_mistakes(others, one), one)]
+    own, failing = explains_alone(chosen, sets, asked), len(asked) - len(passing)
+    return PortCause(find_step(chosen.mistakes, case), named, own, failing, len(against), len(passing), other)
+
+
+def name_rotation(place: str, remaining: Sequence[Observation], asked: Sequence[Observation]) -> PortCause:
+    failing = sum(one.failed for one in asked)
+    return PortCause(place, (NARROW_ROTATION,), tuple(remaining), failing, 0, len(asked) - failing)
 
 
 def join_unexplained(
@@ -190,8 +252,9 @@ def join_unexplained(
     return sorted([*causes, unexplained], key=lambda cause: -len(cause.observations))
 
 
-def list_settings(wrong: Sequence[Config], others: Sequence[Config]) -> tuple[tuple[str, Any], ...]:
-    """Return the entries that all configs with failing cases have in common, and that no other config has."""
+def list_settings(wrong: Sequence[Config], configs: Sequence[Config]) -> tuple[tuple[str, Any], ...]:
+    """Return the entries that all configs with unexplained cases have in common, and that no other config has."""
+    others = [config for config in configs if config not in wrong]
     if not others:
         return ()
     return tuple(
@@ -215,14 +278,17 @@ def is_large(one: Observation) -> bool:
     return len(one.case.checkpoint.values) > LARGE
 
 
-def choose_case(failing: Sequence[Observation]) -> Observation:
-    """The failing case to look into: of a small whole model, clearly wrong, with small inputs."""
+def choose_cases(failing: Sequence[Observation]) -> list[Observation]:
+    """Return the failing case of each config to look into: of a small whole model, clearly wrong, with small inputs."""
 
     def merit(one: Observation) -> tuple[bool, bool, float, int]:
         size = sum(array.size for array in one.case.call.inputs)
         return is_large(one), one.case.sublayer is not None, -min(one.finding.ratio, CLEAR), size
 
-    return min(failing, key=merit)
+    found: dict[int, Observation] = {}
+    for one in sorted(failing, key=merit):
+        found.setdefault(config_of(one), one)
+    return [*found.values()]
 
 
 def apply_all(mistakes: Iterable[ModelMistake], computation: Computation) -> Computation:
@@ -262,20 +328,37 @@ def agrees(mistakes: Sequence[ModelMistake], one: Observation, predicted: np.nda
     return bool(np.all(one.case.select(np.abs(got - right) <= TWICE * bound)))
 
 
-Effective = list[tuple[ModelMistake, np.ndarray]]
-"""Mistakes that change an answer, with what they predict."""
-
-
 def choose_mistakes(
-    shown: Observation, evidence: Sequence[Observation], found: Sequence[ModelMistake]
-) -> tuple[list[ModelMistake], list[ModelMistake], Effective]:
-    """Return the mistake that explains this answer and most others, beside those found, as a list; rivals of equal
-    merit; and all mistakes that change the answer.
+    shown: Observation,
+    evidence: Sequence[Observation],
+    sets: Sequence[MistakeSet],
+    configurations: Sequence[Configuration],
+) -> MistakeSet | None:
+    """Return the mistake that explains this answer and most others, beside those of the sets; None where none does.
+
+    Args:
+        shown: the answer.
+        evidence: all answers.
+        sets: what is known.
+        configurations: of all configs, also those in which nothing fails.
     """
-    able: list[list[ModelMistake]] = []
-    effective: Effective = []
+    found = known_mistakes(sets, shown)
+    options = [*list_ignored_options(shown.case.checkpoint.configuration, configurations)]
+    effective = list_effective(shown, found, options)
+    able = [[one] for one, predicted in effective if agrees([*found, one], shown, predicted)]
+    return rank(able, shown, evidence, sets) if able else None
+
+
+def list_effective(
+    shown: Observation, found: Sequence[ModelMistake], options: Sequence[ModelMistake] = ()
+) -> Iterator[tuple[ModelMistake, np.ndarray]]:
+    """Give the mistakes that change an answer beside those found, with what they predict; options are the last."""
     without_effect: set[str] = set()
-    for one in list_mistakes(apply_all(found, shown.case.computation)):
+    try:
+        computation = apply_all(found, shown.case.computation)
+    except IMPOSSIBLE:  # what is found in another config may leave nothing that can be computed here
+        return
+    for one in (*list_mistakes(computation), *options):
         # What changes nothing everywhere changes nothing in a part; nor does what is made in another sublayer than the
         # only one.
         if one.scope and (one.id in without_effect or not is_reached(one.scope, shown.case.sublayer)):
@@ -283,13 +366,15 @@ def choose_mistakes(
         predicted = predict([*found, one], shown.case)
         if predicted is None:
             continue
-        if not shown.tells_apart(predicted):
+        # What alone changes nothing is right: beside a mistake, it takes that back.
+        if not shown.tells_apart(predicted) or (found and is_right(predict([one], shown.case), shown)):
             without_effect |= {one.id} if not one.scope else set()
             continue
-        effective.append((one, predicted))
-        if agrees([*found, one], shown, predicted):
-            able.append([one])
-    return *(rank(able, shown, evidence, found) if able else ([], [])), effective
+        yield one, predicted
+
+
+def is_right(predicted: np.ndarray | None, one: Observation) -> bool:
+    return predicted is not None and not one.tells_apart(predicted)
 
 
 def is_reached(scope: Sequence[str], sublayer: str | None) -> bool:
@@ -299,19 +384,19 @@ def is_reached(scope: Sequence[str], sublayer: str | None) -> bool:
     return any("blocks." not in part or sublayer.startswith(part) or part.startswith(sublayer) for part in scope)
 
 
-def choose_pair(
-    effective: Effective, shown: Observation, evidence: Sequence[Observation], found: Sequence[ModelMistake]
-) -> tuple[list[ModelMistake], list[ModelMistake]]:
-    """Return two mistakes that explain this answer together, which none does alone."""
+def choose_pair(shown: Observation, evidence: Sequence[Observation], sets: Sequence[MistakeSet]) -> MistakeSet | None:
+    """Return two mistakes that explain all that fails in the config of this answer together, as none does alone."""
+    found = known_mistakes(sets, shown)
+    failing = [one for one in evidence if one.failed and config_of(one) == config_of(shown)]
     able: list[list[ModelMistake]] = []
-    for pair in list_pairs(effective):
+    for pair in list_pairs(list_effective(shown, found)):
         predicted = predict([*found, *pair], shown.case)
         if predicted is not None and shown.distance(predicted) <= TWICE and shown.tells_apart(predicted):
-            able.append([*pair])
-    return rank(able, shown, evidence, found) if able else ([], [])
+            able += [[*pair]] * all(explains([*found, *pair], one) for one in failing)
+    return rank(able, shown, evidence, sets) if able else None
 
 
-def list_pairs(effective: Effective) -> list[tuple[ModelMistake, ModelMistake]]:
+def list_pairs(effective: Iterable[tuple[ModelMistake, np.ndarray]]) -> list[tuple[ModelMistake, ModelMistake]]:
     """Pairs of mistakes that change an answer, each in its largest scope."""
     distinct: dict[bytes, ModelMistake] = {}
     for one, predicted in effective:
@@ -321,29 +406,36 @@ def list_pairs(effective: Effective) -> list[tuple[ModelMistake, ModelMistake]]:
 
 
 def rank(
-    sets: Sequence[list[ModelMistake]],
+    candidates: Sequence[list[ModelMistake]],
     shown: Observation,
     evidence: Sequence[Observation],
-    found: Sequence[ModelMistake],
-) -> tuple[list[ModelMistake], list[ModelMistake]]:
-    """The set that explains most failing cases with least against it; the first of equal ones has the largest scope."""
-    scores = []
-    for chosen in sets:
-        agreed = [explains([*found, *chosen], one) for one in evidence]
-        explained = sum(fits and one.failed for fits, one in zip(agreed, evidence, strict=True))
+    sets: Sequence[MistakeSet],
+) -> MistakeSet:
+    """Return the candidate that explains most more cases, with least against it; of equal ones the largest scope."""
+    explained = [explains(known_mistakes(sets, one), one) for one in evidence]
+    scores, configs = list[tuple[int, int]](), list[frozenset[int]]()
+    for chosen in candidates:
+        agreed = [explains([*known_mistakes(sets, one), *chosen], one) for one in evidence]
+        gains: dict[int, int] = {}
+        for one, now, before in zip(evidence, agreed, explained, strict=True):
+            gains[config_of(one)] = gains.get(config_of(one), 0) + now - before
         against = sum(not fits and not one.failed for fits, one in zip(agreed, evidence, strict=True))
-        scores.append((against - explained, against))
-    best = min(scores)
-    equal = [chosen for chosen, score in zip(sets, scores, strict=True) if score == best]
-    names, rivals = {equal[0][0].id}, []
-    chosen_result = predict([*found, *equal[0]], shown.case)
-    for other in equal[1:]:
+        scores.append((-sum(max(gain, 0) for gain in gains.values()), against))
+        # A config in which it explains less than nothing is read right.
+        configs.append(frozenset(config for config, gain in gains.items() if gain >= 0))
+    best = scores.index(min(scores))
+    names, rivals = {candidates[best][0].id}, []
+    found = known_mistakes(sets, shown)
+    chosen_result = predict([*found, *candidates[best]], shown.case)
+    for other, score in zip(candidates, scores, strict=True):
+        if score != scores[best] or other[0].id in names:
+            continue
         predicted = predict([*found, *other], shown.case)
         # What predicts the same numbers is the same mistake in this model, in other words.
-        if other[0].id not in names and not np.array_equal(predicted, chosen_result):  # type: ignore[arg-type]
+        if not np.array_equal(predicted, chosen_result):  # type: ignore[arg-type]
             names.add(other[0].id)
             rivals.append(other[0])
-    return equal[0], rivals
+    return MistakeSet(tuple(candidates[best]), tuple(rivals), shown, configs[best])
 
 
 def explain_empty_rows(observations: Iterable[Observation]) -> PortCause | None:
@@ -373,13 +465,16 @@ def find_step(mistakes: Sequence[ModelMistake], case: ModelCase) -> str:
         computation.run(watch=lambda name, result: wrong.setdefault(name, np.asarray(result)))
     except IMPOSSIBLE:
         return ""
+    taken = [*wrong]
+    added = next((number for number, name in enumerate(taken) if name not in right and ": " not in name), len(taken))
     for name, due in right.items():
         array = wrong.get(name)
         if array is None and ": " in name:  # a sum may have another name in another order
             continue
         scale = CHANGED * np.nanmax(np.abs(due), initial=0)
         if array is None or array.shape != due.shape or not np.all(np.abs(array - due) <= scale):
-            return name_sublayer(name, case)
+            is_later = added < len(taken) and name not in taken[:added]
+            return name_sublayer(taken[added] if is_later else name, case)
     return ""
 
 
@@ -430,7 +525,14 @@ def find_place(first: Observation, shown: Observation, ask: Ask) -> str:
     """Return the sublayer in which the first wrong case, of those with one sublayer alone, is wrong."""
     if first.case.sublayer:
         return shorten(first.case.sublayer, first.case)
-    return find_cut(first, ask) if first.case.sublayer == "" else find_prefix(shown, ask)
+    if first.case.sublayer is None:
+        return find_prefix(shown, ask)
+    place = find_cut(first.case, ask)
+    if place != "embedding or norm":
+        return place
+    # What is wrong in an embedding may hardly turn it where there is little in the stream.
+    plain = replace(first.case, checkpoint=isolate_sublayer(shown.case.checkpoint, ""))
+    return "embedding" if find_cut(plain, ask) == "embedding" else place
 
 
 def find_narrow(one: Observation, ask: Ask) -> tuple[str, ...]:
@@ -470,48 +572,64 @@ def find_prefix(shown: Observation, ask: Ask) -> str:
     return shorten(names[high - 1], shown.case) if names else ""
 
 
-def find_cut(first: Observation, ask: Ask) -> str:
-    """Return where a model without sublayers is wrong: what comes before a norm, or after it.
+def find_cut(case: ModelCase, ask: Ask) -> str:
+    """Return where a model without sublayers is wrong, as far as it can be told: "embedding or norm".
 
     A norm whose weight is 0 gives its bias, whatever comes before it. If the port is wrong all the same, then it is so
-    after that norm. Norms that follow one another in the residual stream are tried from the last to the first.
+    at that norm or after it. Norms that follow one another in the residual stream are tried from the last to the first.
     """
-    case, norms = first.case, list[str]()
+    norms: list[str] = []
     case.computation.run(watch=lambda name, _: norms.append(name))
     after = case.checkpoint.configuration.norm_order == "post"
     norms = [name for name in norms if is_norm(name) and (after or "blocks." not in name)]
-    cut = -0.0 if not case.checkpoint.configuration.norm.endswith("_plus_one") else -1.0
+    has_output = "output.weight" in flatten(case.checkpoint.places)
+    if not norms:
+        return "embedding or output" if has_output else "embedding"
+    if not after:
+        return find_around_norm(case, norms[-1], ask)
     place = -1
     for number in reversed(range(len(norms))):
-        changed = case.checkpoint.change({f"{norms[number]}.weight": cut})
+        changed = case.checkpoint.change({f"{norms[number]}.weight": 0.0})
         (answer,) = ask([replace(case, checkpoint=changed)])
         if answer.failed:
             place = number
             break
-    if place + 1 >= len(norms):
-        return "output" if norms else "embedding"
-    if not after:  # a wrong last norm is a known mistake, nearly always
-        return "output" if norms and is_output_wrong(case, norms[-1], cut, ask) else "embedding"
-    following = name_sublayer(norms[place + 1], case)
+    if place + 1 == len(norms) and has_output:
+        return "output"
+    following = name_sublayer(norms[min(place + 1, len(norms) - 1)], case)
     return following if "blocks." not in following else first_of_kind(following, case)
 
 
-def is_output_wrong(case: ModelCase, norm: str, cut: float, ask: Ask) -> bool:
-    """Whether the output layer is wrong after a norm without bias, which gives 0 where its weight is 0.
+def find_around_norm(case: ModelCase, norm: str, ask: Ask) -> str:
+    """Return what is wrong of embedding, last norm and output layer.
 
-    If the norm lets one column through, the logits are that column's weights times a number, whatever comes before.
+    The norm is given the weight 1 and no bias. As a vocabulary is larger than E, the logits then say what the output
+    layer is given; none of that explains those of a wrong one. What a norm gives has the direction of its input.
     """
-    places = flatten(case.checkpoint.places).get(f"{norm}.weight")
-    if places is None:
-        return False
-    weight = np.full(places.shape, cut)
-    weight[0] += 1
-    (answer,) = ask([replace(case, checkpoint=case.checkpoint.change({f"{norm}.weight": weight}))])
-    if not answer.failed or not answer.has_numbers:
-        return False
-    got, due = np.asarray(answer.answer.result).astype(float), answer.case.exact
-    factor = np.sum(got * due, axis=-1, keepdims=True) / np.maximum(np.sum(due**2, axis=-1, keepdims=True), TINY)
-    return not np.all(np.abs(got - factor * due) <= TWICE * answer.case.bound * np.maximum(np.abs(factor), 1))
+    plus_one = case.checkpoint.configuration.norm.endswith("_plus_one")
+    weight, bias, output = f"{norm}.weight", f"{norm}.bias", flatten(case.checkpoint.parameters).get("output.weight")
+    plain, silent = (
+        replace(case, checkpoint=case.checkpoint.change({weight: number - plus_one, bias: 0.0})) for number in (1, 0)
+    )
+    (answer, cut) = (ask([one])[0] for one in (plain, silent))
+    if not answer.has_numbers or not cut.has_numbers:
+        return "embedding, norm or output" if output is not None else "embedding or norm"
+    got, due = (plain.select(np.asarray(array).astype(float)) for array in (answer.answer.result, plain.exact))
+    if output is not None:
+        cap = plain.checkpoint.configuration.output_softcap
+        if cap is not None:
+            return "embedding, norm or output"
+        inverse = np.linalg.pinv(output)
+        growth = max(1.0, float(np.max(np.abs(got))) / max(float(np.max(np.abs(due))), TINY))
+        allowed = TWICE * growth * np.sqrt(got.shape[-1]) * np.max(plain.select(plain.bound))
+        if np.max(np.abs(got - got @ inverse @ output)) > allowed:
+            return "output"
+        got, due = got @ inverse, due @ inverse
+    if cut.failed or not answer.failed:
+        return "norm"
+    lengths = np.linalg.norm(got, axis=-1), np.linalg.norm(due, axis=-1)
+    cosines = np.sum(got * due, axis=-1) / np.maximum(lengths[0] * lengths[1], TINY)
+    return "embedding" if np.min(cosines) < PARALLEL else "embedding or norm"
 
 
 def is_norm(name: str) -> bool:

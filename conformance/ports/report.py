@@ -21,7 +21,8 @@ class ModelViolation:
     Attributes:
         rule: The rule that it breaks.
         step: The first wrong sublayer, such as "blocks.1.feed_forward"; "embedding", "norm" or "output" for what comes
-            before and after the blocks; empty where it cannot be told.
+            before and after the blocks, "embedding or norm" where these are not told apart; empty where nothing is
+            known.
         diagnosis: The ids of the known mistakes that explain it together; empty where none does.
         message: What is wrong, in one line.
         finding: The worst element of the case that shows it best, or what is wrong in place of a number.

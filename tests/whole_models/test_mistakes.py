@@ -116,6 +116,85 @@ def test_two_mistakes_in_different_sublayers_are_both_named(dialect: str) -> Non
     assert {one.id for cause in causes for one in cause.mistakes} == {first.id, second.id}
 
 
+def test_an_option_that_is_read_wrong_in_one_config_is_told_beside_another_mistake() -> None:
+    """Of `gelu_new` a port makes another GELU; what the other configs name is right, and no cause takes it back."""
+    cases = [case for number in range(3) for case in list_model_cases("gpt2", number)[:3]]
+    every = [*list_mistakes(cases[0].computation)]
+    mask, gelu = (next(one for one in every if one.id == name) for name in ("attention.causal-next", "network.gelu"))
+
+    def change(computation: Computation) -> Computation:
+        wrong = computation.configuration.activation == "gelu_tanh"
+        return mask.apply(gelu.apply(computation) if wrong else computation)
+
+    both = ModelMistake("both", "TRF-1", "both", change)
+    observations = observe(both, cases)
+    causes, _ = find_causes(observations, lambda more: observe(both, more))
+    assert {one.id for cause in causes for one in cause.mistakes} == {mask.id, gelu.id}
+    assert {cause.failing for cause in causes} == {sum(one.failed for one in observations)}
+    assert not any(cause.against for cause in causes)
+
+
+def test_two_options_that_are_ignored_in_different_configs_are_both_named() -> None:
+    """Where one config shows both, the other one of them."""
+    cases = [case for number in range(3) for case in list_model_cases("gpt2", number)[:3]]
+    every = [*list_mistakes(list_model_cases("gpt2", 2)[0].computation)]
+    names = "network.gelu-tanh", "embedding.is-output"
+    gelu, table = (next(one for one in every if one.id == name) for name in names)
+    both = ModelMistake("both", "TRF-1", "both", lambda c: table.apply(gelu.apply(c)))
+    causes, _ = find_causes(observe(both, cases), lambda more: observe(both, more))
+    assert {one.id for cause in causes for one in cause.mistakes} == {*names}
+
+
+def test_any_option_that_is_ignored_is_named() -> None:
+    """Scores are scaled as the first config says, which no known mistake of attention does."""
+    cases = [case for number in range(2) for case in list_model_cases("gemma2", number)[:2]]
+    scale = cases[0].checkpoint.configuration.scale
+    fixed = ModelMistake(
+        "fixed", "ATT-1", "fixed", lambda c: c.change(configuration=replace(c.configuration, scale=scale))
+    )
+    (cause,), _ = find_causes(observe(fixed, cases), lambda more: observe(fixed, more))
+    assert [one.id for one in cause.mistakes] == ["option.scale"]
+    assert str(scale) in cause.mistakes[0].says
+
+
+def test_no_cause_is_the_definition_s_own_value() -> None:
+    """An eps that nobody has, in one norm: a second mistake, which takes the first back, explains nothing."""
+    strange = rewrite_steps("normalize", "decoder.norm", change_fields(2, norm_eps=3e-4))
+    cases = [*list_model_cases("llama"), *list_model_cases("llama", 2)]
+    causes, _ = find_causes(observe(strange, cases), lambda more: observe(strange, more))
+    assert [(cause.step, cause.mistakes) for cause in causes] == [("embedding or norm", ())]
+
+
+PLACES = {
+    "embedding": ("embedding", lambda step: step.argument(0, np.sin(7 * step.arguments[0]))),
+    "norm": (
+        "normalize",
+        lambda step: step.argument(0, step.arguments[0]._replace(weight=step.arguments[0].weight ** 2)),
+    ),
+    "output": (
+        "linear",
+        lambda step: step.argument(0, step.arguments[0]._replace(weight=np.sin(step.arguments[0].weight))),
+    ),
+}
+"""By place: the kind of step, and a change that nobody has a name for."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dialect", ["llama", "gpt2"])
+def test_what_stands_around_the_blocks_is_told_apart(dialect: str, place: str) -> None:
+    """Every line is wrong with each of them; the logits of a norm without weight say where."""
+    kind, change = PLACES[place]
+    strange = ModelMistake(
+        "strange",
+        "TRF-1",
+        "strange",
+        lambda c: c.rewrite(lambda step: change(step) if step.kind == kind and "blocks." not in step.name else step),
+    )
+    cases = list_model_cases(dialect)[:4]
+    causes, _ = find_causes(observe(strange, cases), lambda more: observe(strange, more))
+    assert [(cause.step, cause.mistakes) for cause in causes] == [(place, ())]
+
+
 def last_block(dialect: str) -> tuple[str, ...]:
     return ("blocks.1.",) if dialect == "bert" else ("decoder.blocks.1.",)
 
