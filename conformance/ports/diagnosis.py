@@ -243,8 +243,12 @@ def join_unexplained(
 ) -> list[PortCause]:
     """Return the causes with failing cases that none explains.
 
-    Few of them in a known cause's sublayer are probably the same mistake. Those that are most come first.
+    Few of them in a known cause's sublayer are probably the same mistake. Where they are most there, the name fits by
+    chance. Those that are most come first.
     """
+    doubtful = [one for one in causes if one.step == place and len(one.observations) <= len(remaining)]
+    causes = [one for one in causes if one not in doubtful]
+    remaining = [*remaining, *(shown for one in doubtful for shown in one.observations)]
     for number, cause in enumerate(causes):
         if cause.step == place and len(remaining) < len(cause.observations):
             return [*causes[:number], replace(cause, beside=tuple(remaining)), *causes[number + 1 :]]

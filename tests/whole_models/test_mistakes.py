@@ -44,7 +44,7 @@ PLANTED = {
              "token-types.left-out", "attention.no-query-bias", "order.pre", "blocks.reversed"),
     "gpt2": ("attention.not-causal", "attention.fused-by-head", "norm.last-left-out", "residual.left-out",
              "attention.heads-interleaved", "network.quick-gelu", "norm.not-loaded", "embedding.normalized",
-             "output.log-softmax"),
+             "output.log-softmax", "attention.scale-by-layer"),
     "llama": ("attention.rotary-interleaved", "attention.heads-tiled", "attention.rotary-base-500000",
               "network.gate-swapped", "attention.rotary-mixed", "norm.rms-norm-plus-one",
               "attention.key-in-halves", "attention.columns-halved-for-pairs", "attention.key-paired-as-one",
@@ -163,6 +163,20 @@ def test_no_cause_is_the_definition_s_own_value() -> None:
     cases = [*list_model_cases("llama"), *list_model_cases("llama", 2)]
     causes, _ = find_causes(observe(strange, cases), lambda more: observe(strange, more))
     assert [(cause.step, cause.mistakes) for cause in causes] == [("embedding or norm", ())]
+
+
+def test_a_name_that_fits_by_chance_in_one_config_is_none() -> None:
+    """Scores of the second block are scaled by 0.3, and in one config by 1 / sqrt(E)."""
+
+    def change(step: Step) -> Step:
+        return change_fields(5, scale=0.3 if step.arguments[5].num_heads == 3 else 24**-0.5)(step)
+
+    strange = rewrite_steps("attend", "blocks.1.", change)
+    cases = [case for number in range(3) for case in list_model_cases("gpt2", number)[:2]]
+    observations = observe(strange, cases)
+    causes, _ = find_causes(observations, lambda more: observe(strange, more))
+    assert [(cause.step, cause.mistakes) for cause in causes] == [("blocks.1.self_attention", ())]
+    assert {*causes[0].observations} == {one for one in observations if one.failed}
 
 
 PLACES = {

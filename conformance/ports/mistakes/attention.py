@@ -65,6 +65,14 @@ def scale_twice(step: Step) -> Step:
     return change_fields(CONFIGURATION, scale=value**2)(step)
 
 
+def divide_by_layer(step: Step) -> Step:
+    """The scale of block i is divided by i + 1, as an option of GPT-2 says."""
+    words = step.name.split(".")
+    scale, width = step.arguments[CONFIGURATION].scale, join_heads(step.arguments[PARAMETERS].query).weight.shape[0]
+    number = {"head_width": head_width(step) ** -0.5, "model_width": width**-0.5}.get(scale, scale)
+    return change_fields(CONFIGURATION, scale=float(number) / (1 + int(words[words.index("blocks") + 1])))(step)
+
+
 def change_mask(change: Callable[[Any], Any]) -> StepChange:
     return lambda step: step.argument(MASK, change(step.arguments[MASK]))
 
@@ -591,6 +599,7 @@ MISTAKES = (
     entry("scale-width", "scores are divided by D", change_scale(-1.0), "ATT-1"),
     entry("scale-share", "scores are divided by sqrt(E / H), where heads have another width", scale_by_share, "ATT-1"),
     entry("scale-twice", "the scale of scores is applied twice", scale_twice, "ATT-1"),
+    entry("scale-by-layer", "the scale of block i is divided by i + 1", divide_by_layer, "ATT-1"),
     entry("no-softcap", "the softcap of scores is left out", change_fields(5, softcap=None), "ATT-2"),
     entry(
         "softcap-of-masked", "the softcap comes after the mask", attend_otherwise(weigh_by_scores, cap_masked), "ATT-2"
