@@ -491,6 +491,8 @@ def name_sublayer(step: str, case: ModelCase) -> str:
         stack = path.rpartition("relative_positions")[0] or ("decoder." if path.startswith("decoder.") else "")
         first = [name for name in list_sublayers(case.checkpoint) if name.startswith(stack)]
         return shorten(first[0] if first else path, case)
+    if path == "patches":  # of an image, before anything that has parameters
+        return shorten("embedding", case)
     if "blocks." not in path:
         words = path.split(".")
         part = next((word for word in words if word in ("embedding", "norm", "output")), words[0])
