@@ -587,7 +587,10 @@ def find_cut(case: ModelCase, ask: Ask) -> str:
     norms: list[str] = []
     case.computation.run(watch=lambda name, _: norms.append(name))
     after = case.checkpoint.configuration.norm_order == "post"
-    norms = [name for name in norms if is_norm(name) and (after or "blocks." not in name)]
+    norms = list(filter(is_norm, norms))
+    if not after and (inside := find_norm_in_stream(case, [name for name in norms if "blocks." in name], ask)):
+        return inside
+    norms = [name for name in norms if after or "blocks." not in name]
     has_output = "output.weight" in flatten(case.checkpoint.places)
     if not norms:
         return "embedding or output" if has_output else "embedding"
@@ -604,6 +607,21 @@ def find_cut(case: ModelCase, ask: Ask) -> str:
         return "output"
     following = name_sublayer(norms[min(place + 1, len(norms) - 1)], case)
     return following if "blocks." not in following else first_of_kind(following, case)
+
+
+def find_norm_in_stream(case: ModelCase, norms: Sequence[str], ask: Ask) -> str:
+    """Return the first sublayer whose norm stands in the residual stream, where none should; empty if none does.
+
+    Where all sublayers give 0, what their norms give has no part in the result.
+    """
+    changed = [replace(case, checkpoint=case.checkpoint.change({f"{name}.weight": 0.0})) for name in norms]
+    asked = ask([case, *changed])
+    if not all(one.has_numbers for one in asked):
+        return ""
+    answer, *others = (np.asarray(one.answer.result) for one in asked)
+    moved = (name for name, other in zip(norms, others, strict=True) if not np.array_equal(other, answer))
+    name = next(moved, "")
+    return name and name_sublayer(name, case)
 
 
 def find_around_norm(case: ModelCase, norm: str, ask: Ask) -> str:

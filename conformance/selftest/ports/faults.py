@@ -27,7 +27,7 @@ class Fault:
     """One mistake, or several, in a right port.
 
     port: what it is a mistake in.
-    where, what: the first wrong sublayer, and a sentence.
+    where, what: the first wrong sublayer, empty where the call is wrong as a whole, and a sentence.
     changes: of the port's source, each text that it has once and the text in its place.
     configs: indices of `list_configs(dialect)` whose checkpoints show it; none where all do.
     shown_by: "call", "step" or "vjp", of which only this is wrong.
@@ -595,7 +595,7 @@ add("vit_torch", "scale_missing", ATTENTION, "Scores are not divided by sqrt(D).
 add("vit_torch", "value_key_swapped", ATTENTION, "Keys and values are swapped.",
     ('("query", "key", "value")', '("query", "value", "key")'))
 add("vit_torch", "last_norm_missing", "norm", "The last norm is left out.", ("return self.norm(x)", "return x"))
-add("vit_torch", "class_token_only", "output", "Only the class token's states are returned.",
+add("vit_torch", "class_token_only", "", "Only the class token's states are returned.",
     ("return self.norm(x)", "return self.norm(x)[:, 0]"))
 add("vit_torch", "patch_bias_missing", "embedding", "The projection of patches has no bias.",
     ("self.patch_embed(images)", "F.conv2d(images, self.patch_embed.weight, stride=self.patch_embed.stride)"))
