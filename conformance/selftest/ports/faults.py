@@ -27,7 +27,8 @@ class Fault:
     """One mistake, or several, in a right port.
 
     port: what it is a mistake in.
-    where, what: the first wrong sublayer, empty where the call is wrong as a whole, and a sentence.
+    where, what: the first wrong sublayer (of gradients, which flow backwards, the last), empty where the call is wrong
+        as a whole, and a sentence.
     changes: of the port's source, each text that it has once and the text in its place.
     configs: indices of `list_configs(dialect)` whose checkpoints show it; none where all do.
     shown_by: "call", "step" or "vjp", of which only this is wrong.
@@ -193,7 +194,7 @@ add("bert_jax", "token_types_one", "embedding", "Tokens are of type 1 where no t
 add("bert_jax", "output_weight_turned", ATTENTION, "The attention's output weight is transposed.",
     ('return dense(entries, f"{name}.output.dense", heads_together)',
      'return heads_together @ entries[f"{name}.output.dense.weight"] + entries[f"{name}.output.dense.bias"]'))
-add("bert_jax", "weights_detached", ATTENTION, "No gradient goes through the attention's weights.",
+add("bert_jax", "weights_detached", "blocks.1.attention", "No gradient goes through the attention's weights.",
     ('weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(x.dtype)',
      "weights = jax.lax.stop_gradient(jax.nn.softmax(scores, axis=-1))"), shown_by="vjp")
 add("bert_jax", "approximate_gelu", FEED_FORWARD, "GELU is JAX's default, the tanh approximation.",
