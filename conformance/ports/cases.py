@@ -168,7 +168,8 @@ class Calls:
             yield self.case("token types", "EMB-1", inputs, {"token_types": types})
         if step and isinstance(self.parameters, LanguageModel):
             chunks = (short - 3, 1, 1, 1) if short > 3 else (1,) * short
-            yield self.case("with a cache, token by token", "GEN-1", self.draw_inputs(BATCH, short), chunks=chunks)
+            name = "with a cache, token by token after a part"
+            yield self.case(name, "GEN-1", self.draw_inputs(BATCH, short), chunks=chunks)
             if short > 4:  # a mask of later parts shows where they have several tokens, and another number than before
                 chunks = (2, 3, short - 5)[: 3 if short > 5 else 2]
                 yield self.case("with a cache, in parts", "GEN-1", self.draw_inputs(BATCH, short), chunks=chunks)

@@ -226,7 +226,8 @@ def make_cause(chosen: MistakeSet, sets: Sequence[MistakeSet], asked: Sequence[O
     against = [one for one in passing if not explains(known_mistakes(sets, one), one)]
     against = [one for one in against if explains(known_mistakes(others, one), one)]
     own, failing = explains_alone(chosen, sets, asked), len(asked) - len(passing)
-    return PortCause(find_step(chosen.mistakes, case), named, own, failing, len(against), len(passing), other)
+    whole = next((one.case for one in own if one.case.sublayer is None), case)  # where the first one is heard too
+    return PortCause(find_step(chosen.mistakes, whole), named, own, failing, len(against), len(passing), other)
 
 
 def name_rotation(place: str, remaining: Sequence[Observation], asked: Sequence[Observation]) -> PortCause:

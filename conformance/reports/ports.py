@@ -53,6 +53,8 @@ def describe_build(reply: Reply, config: Mapping[str, Any], entries: Collection[
         near = difflib.get_close_matches(key, entries, 3)
         if key not in config:
             hint += f"; the state dict has {', '.join(near)}" if near else f"; the config has {', '.join(config)}"
+    if isinstance(detail, ProcessEnded):  # which says so itself, and not where
+        return f"{describe_detail(detail)}, in build or its function"
     return f"{what} {describe_detail(detail)}{at}{hint}"
 
 
