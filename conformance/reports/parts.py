@@ -17,12 +17,13 @@ from typing import Any
 
 from conformance.checks.encoding import decode, encode
 from conformance.checks.results import Results
+from conformance.oracle.reference import balls_available
 from conformance.reports.comparison import circumstances, read_content
 from conformance.reports.content import Content
 
 Found = Mapping[int, Results]
 """The results of one seed: of each group of questions, by the index of its first one in the plan."""
-SETTINGS = ("parts", "only", "device", "subjects")
+SETTINGS = ("parts", "only", "device", "oracle", "subjects")
 """What all parts of a run have in common, beside what `circumstances` compares."""
 
 
@@ -46,6 +47,7 @@ def part_content(
         "parts": parts,
         "only": sorted({*only}),
         "device": device,
+        "oracle": balls_available(),
         "subjects": list(subjects),
         "found": base64.b64encode(zlib.compress(text.encode())).decode(),
     }
