@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,7 +24,7 @@ from conformance.judge.options import EFFORTS
 from conformance.reports.parts import decode_results, encode_results
 from specification import RULES
 from tests.judge.test_reports import SCHEMA
-from tests.support.helpers import CHECKS, Finding, NumpySubject, Results, Violation, attention_case, command
+from tests.support.helpers import CHECKS, DOCUMENTS, Finding, NumpySubject, Results, Violation, attention_case, command
 
 ONLY = ("--only", "NORM-1", "--only", "NORM-3", "--only", "reference_numpy", "--only", "torch_impl")
 SEED = ("--seed", 3, "--effort", "quick", "--repeat", 2)
@@ -215,6 +217,7 @@ def test_merge_refuses_what_is_not_the_parts_of_one_run() -> None:
         assert message in output
     older = json.loads(Path("part2.json").read_text())
     Path("older.json").write_text(json.dumps(older | {"versions": older["versions"] | {"numpy": "1.0"}}))
+    Path("inexact.json").write_text(json.dumps(older | {"part": older["part"] | {"oracle": False}}))
     spoiled = older | {"part": older["part"] | {"found": older["part"]["found"][:-8]}}
     Path("spoiled.json").write_text(json.dumps(spoiled))
     Path("text.json").write_text("no report")
@@ -223,6 +226,7 @@ def test_merge_refuses_what_is_not_the_parts_of_one_run() -> None:
     command("run", *SMALL[:-2], "--shard", "2/3", "--json", "unseeded.json")
     refusals = {
         ("part1.json", "older.json", "part3.json"): "parts of different runs: numpy: ",
+        ("part1.json", "inexact.json", "part3.json"): "parts of different runs: oracle: True -> False",
         ("part1.json", "part3.json"): "missing of 3 parts: part 2\n",
         ("part3.json",): "missing of 3 parts: parts 1, 2\n",
         (
@@ -274,3 +278,40 @@ def test_a_part_is_compared_with_nothing() -> None:
     judge_part(1, *SMALL)
     code, output = command("compare", "part1.json", "part1.json")
     assert (code, "part1.json is part 1 of 3 of a run; conformance merge makes it whole" in output) == (2, True)
+
+
+# --- the document -----------------------------------------------------------------------------------------------------
+
+BLOCKS = re.findall(r"```(yaml|bash)\n(.*?)```", (DOCUMENTS / "scaling.md").read_text(), re.DOTALL)
+
+
+def test_documented_jobs_judge_all_parts(tmp_path: Path) -> None:
+    """Each line is run by a shell, with a command in place of `conformance` that prints its arguments."""
+    yaml = pytest.importorskip("yaml")
+    (_, github), (_, slurm), (_, kubernetes) = BLOCKS
+    (tmp_path / "conformance").write_text('#!/bin/sh\necho "$*"\nexit $CODE\n')
+    (tmp_path / "conformance").chmod(0o755)
+
+    def run(line: str, code: int = 0, **variables: object) -> list[str]:
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        environment = {"PATH": path, "CODE": str(code)} | {name: str(value) for name, value in variables.items()}
+        done = subprocess.run(["sh", "-c", line], env=environment, capture_output=True, text=True, check=code < 2)
+        assert (done.returncode == 0) == (code < 2)
+        return done.stdout.split()
+
+    jobs, spec = yaml.safe_load(github)["jobs"], yaml.safe_load(kubernetes)["spec"]
+    *_, judging, _ = [step.get("run", "") for step in jobs["part"]["steps"]]
+    parts = jobs["part"]["strategy"]["matrix"]["part"]
+    ((shell, option), (line,)) = (spec["template"]["spec"]["containers"][0][name] for name in ("command", "args"))
+    assert (shell, option, spec["completions"], "--array=1-8 " in slurm) == ("sh", "-c", 8, True)
+    asked = {
+        "github": [run(judging.replace("${{ matrix.part }}", str(part))) for part in parts],
+        "slurm": [run(slurm, SLURM_ARRAY_TASK_ID=part, SLURM_CPUS_PER_TASK=4) for part in range(1, 9)],
+        "kubernetes": [run(line, code=1, JOB_COMPLETION_INDEX=index) for index in range(8)],
+    }
+    for words in asked.values():
+        assert [one[one.index("--shard") + 1] for one in words] == [f"{number}/8" for number in range(1, 9)]
+        assert [Path(one[one.index("--json") + 1]).name for one in words] == [f"part{n}.json" for n in range(1, 9)]
+        assert command(*words[0], "--help")[0] == 0
+    run(line, code=2, JOB_COMPLETION_INDEX=0)
+    assert command(*jobs["whole"]["steps"][-1]["run"].split()[1:], "--help")[0] == 0
