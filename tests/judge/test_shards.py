@@ -16,7 +16,7 @@ import fastjsonschema
 import numpy as np
 import pytest
 
-from conformance.checks.encoding import decode, encode
+from conformance.checks.encoding import TYPES, decode, encode, kinds_of_details
 from conformance.checks.findings import Raised
 from conformance.judge import batches
 from conformance.judge.batches import Shard, list_groups, plan_of_operations, read_shard
@@ -133,7 +133,9 @@ def test_results_are_read_as_they_were_written() -> None:
     assert [one.finding.detail for one in again.violations.values()] == [None, Raised("RuntimeError", "no", threads=2)]
 
 
-def test_every_check_and_refusal_can_be_written() -> None:
+def test_every_check_refusal_and_kind_of_finding_can_be_written() -> None:
+    kinds = [*kinds_of_details()]
+    assert [TYPES[kind.__name__] for kind in kinds] == kinds
     for check in CHECKS.values():
         assert decode(encode(check)) is check
     for question in plan_of_operations():
