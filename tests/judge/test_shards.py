@@ -276,10 +276,12 @@ def test_options_that_leave_no_parts_of_one_run(folder: Path, words: tuple[objec
 
 
 @pytest.mark.usefixtures("planted")
-def test_a_part_is_compared_with_nothing() -> None:
-    judge_part(1, *SMALL)
+def test_a_part_is_compared_with_nothing_and_replayed() -> None:
+    judge_part(1, "--only", "NORM-3", "--only", "torch_impl", *SMALL[4:])
     code, output = command("compare", "part1.json", "part1.json")
     assert (code, "part1.json is part 1 of 3 of a run; conformance merge makes it whole" in output) == (2, True)
+    code, output = command("replay", "part1.json")
+    assert (code, "not seen again" in output) == (0, True)  # torch_impl itself is right
 
 
 # --- the document -----------------------------------------------------------------------------------------------------
