@@ -2,7 +2,7 @@
 
 Plain values are themselves. An array is {"array": dtype, "shape": [...], "data": base64 of its little-endian bytes,
 compressed by zlib}, a number that JSON lacks {"float": "nan"}, a tuple {"tuple": [...]}, a dictionary {"dict": {...}},
-an error type {"error": name}, and anything of `TYPES` {"type": name, "fields": {...}}.
+an error type {"error": name}, a check {"check": name}, and anything of `TYPES` {"type": name, "fields": {...}}.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import builtins
 import math
 import zlib
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -18,16 +19,27 @@ import numpy as np
 
 from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.expectations import Planted
-from conformance.checks.comparison import Finding
+from conformance.checks.catalogue import CHECKS, Check
+from conformance.checks.findings import Finding, Phase, Size, Threshold
 from conformance.checks.refusals import Refusal
+from conformance.checks.results import Cell, Substance, Violation
+from conformance.subjects.wrong_answers import Detail
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 from specification.rotary import SCALINGS
 
+
+def kinds_of_details(kind: type[Detail] = Detail) -> Iterator[type[Detail]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from kinds_of_details(one)
+
+
 TYPES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Case, Planted, Refusal, Finding),
+        *(Case, Planted, Refusal, Finding, Violation, Cell, Substance),
+        *(Phase, Size, Threshold, *kinds_of_details()),
         *(Causal, SlidingWindow, KeyLengths, KeyPadding, Segments, Dense, And, Or),
         *SCALINGS,
     )
@@ -45,6 +57,8 @@ def encode(value: Any) -> Any:
         return {"float": repr(value)}
     if isinstance(value, type) and issubclass(value, Exception):
         return {"error": value.__name__}
+    if isinstance(value, Check) and CHECKS.get(value.name) == value:
+        return {"check": value.name}
     if type(value).__name__ in TYPES:
         names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
         return {"type": type(value).__name__, "fields": {name: encode(getattr(value, name)) for name in names}}
@@ -70,6 +84,8 @@ def decode(value: Any) -> Any:
         return float(value["float"])
     if "error" in value:
         return getattr(builtins, value["error"])
+    if "check" in value:
+        return CHECKS[value["check"]]
     if "tuple" in value:
         return tuple(decode(part) for part in value["tuple"])
     if "dict" in value:

@@ -11,7 +11,7 @@ import conformance
 from conformance.cli.lazy_group import lazy_group
 
 COMMANDS = (
-    *("check", "bench", "compare-arrays", "replay", "run", "compare", "port", "trace", "watch"),
+    *("check", "bench", "compare-arrays", "replay", "run", "merge", "compare", "port", "trace", "watch"),
     *("definition", "rules", "show"),
     *(("selftest", "dev") if find_spec("conformance.selftest") else ()),  # a wheel has neither
 )

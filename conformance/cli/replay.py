@@ -39,7 +39,7 @@ def replay(
 
 def contents_of(file: Path) -> list[dict[str, Any]]:
     """Return the content of a replay file, or of every violation of a report."""
-    from conformance.reports.comparison import read_report
+    from conformance.reports.comparison import read_content
 
     try:
         content = json.loads(file.read_text())
@@ -47,7 +47,7 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
         raise ValueError(getattr(error, "strerror", None) or error) from error
     if not isinstance(content, dict) or "schema" not in content:
         return [content]
-    subjects = read_report(file)["subjects"]
+    subjects = read_content(file)["subjects"]
     violations = [violation for subject in subjects for violation in subject["violations"]]
     violations += [cause["violation"] for subject in subjects for cause in subject.get("causes", [])]
     found = [violation["replay"] for violation in violations if violation["replay"] is not None]

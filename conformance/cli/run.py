@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -17,8 +17,14 @@ from conformance.cli.console import INTERRUPTED, bar, console, errors, explain_e
 from conformance.cli.options import CORES, Device, Effort, Html, Json, Junit, Seed, Workers, complete_names
 from specification import MODEL_RULES, RULES
 
+if TYPE_CHECKING:
+    from conformance.checks.results import Results
+    from conformance.judge.batches import Shard
+    from conformance.reports.parts import Found
+
 FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 ONLY = "an implementation or a rule; may be repeated"
+SHARD = "judge one part, such as 3/8, the third of eight; conformance merge joins the --json files of all"
 CHOICES = (*FRAMEWORKS, *RULES)
 WITHOUT_PROBES = "{} has no probes: tests hold it, and conformance port where it is about whole models"
 
@@ -32,6 +38,7 @@ def run(
     workers: Workers = CORES,
     device: Device = "cpu",
     peers: Annotated[bool, typer.Option("--peers", help="also judge other libraries, for comparison")] = False,
+    shard: Annotated[str | None, typer.Option(help=SHARD, metavar="PART/PARTS")] = None,
     json: Json = None,
     junit: Junit = None,
     html: Html = None,
@@ -43,44 +50,45 @@ def run(
 
     Exit code 0: all conform. 1: one does not. 2: wrong usage, or the judge could not finish. 130: interrupted.
     """
-    from conformance.checks.results import Results
-    from conformance.judge.batches import ImplementationPool, confirm_violation
-    from conformance.operations.probes import probes_of_all
-    from conformance.reports import tables
+    from conformance.judge.batches import (
+        ImplementationPool,
+        confirm_violations,
+        list_groups,
+        merge,
+        merge_run,
+        plan_of_operations,
+    )
     from conformance.reports.content import document
-    from conformance.reports.subjects import checked_content, run_subject
+    from conformance.reports.parts import part_content
+    from conformance.reports.subjects import checked_content
 
     files = {"json": json, "junit": junit, "html": html}
     first = secrets.randbelow(2**32) if seed is None else seed
     told: dict[str, Any] = {"seed": first, "effort": effort if cases is None else None, "runs": repeat}
     try:
+        part = None if shard is None else choose_part(shard, seed, peers)
         names, rules, examples = make_plan(effort, cases, only or [], device)
     except ValueError as error:
         errors.print(Text(str(error)), soft_wrap=True)
         save_and_exit(document("run", [], error=str(error), **told), files)
-    total, runs, failures, start = Results(), 0, 0, time.monotonic()
+    groups, plan = list_groups(rules, examples, part), plan_of_operations()
+    probes = sum(plan[index].kind == "probe" for group in groups for index in group.indices)
+    runs, start = list["Found"](), time.monotonic()
     stopped: list[str] = []  # why, if the judge has
     of_peers: list[dict[str, Any]] = []
-    probes = sum(probe.rule in rules for probe in probes_of_all())
     with record_errors(stopped), contextlib.closing(ImplementationPool(names, workers, device)) as pool:
         for number in range(first, first + repeat):
             with bar("loading the frameworks", probes) as advance:
-                results = pool.run(rules, examples, number, advance)
-            try:
-                again = {key: confirm_violation(one, device) for key, one in results.violations.items()}
-                results.violations = again
-                results.set_worst()
-            finally:  # the results count, also if trying again fails
-                total.include(results)
-                runs += 1
-                failures += not results.conforms
-            console.print(f"seed {number}: {'conforms' if results.conforms else 'violations'}")
-            console.print(*map(tables.violation_lines, results.violations.values()), sep="\n", end="")
-    if runs:
-        total.set_worst()
-        console.print(tables.report(total, names, not stopped))
-        ended = f"{repeat} run{'s' * (repeat > 1)}" if runs == repeat else f"{runs} of {repeat} runs"
-        console.print(f"{ended} of {examples} cases for each probe, {failures} with violations")
+                found = pool.run(groups, examples, number, advance)
+            if part is None:  # a part keeps them apart: another one may have what stands before a violation
+                found = {0: merge(found.values())}
+            runs.append(found)  # the results count, also if trying again fails
+            for results in found.values():
+                confirm_violations(results, device)
+            print_run(merge_run(found), number)
+    total = print_total([*map(merge_run, runs)], names, examples, repeat, ended=not stopped)
+    if part is not None:
+        console.print(f"this is {part}; conformance merge joins the reports of all")
     if peers and not stopped:
         with record_errors(stopped):
             from conformance.peers.matrix import matrix
@@ -99,13 +107,67 @@ def run(
                 for report in reports
             ]
     told |= {"cases": examples, "seconds": time.monotonic() - start, "error": stopped[0] if stopped else None}
-    untried = "" if runs == repeat else f"{runs} of {repeat} runs ended"
-    judged = names if runs else []
-    subjects = [run_subject(total, name, FRAMEWORKS[name], device, rules, untried) for name in judged]
+    left_out = "" if part is None else f"all but {part} of the run"
+    subjects = run_subjects(total, names if runs else [], device, rules, describe_untried(len(runs), repeat), left_out)
     report = document("run", subjects + of_peers, **told)
+    if part is not None:
+        report["part"] = part_content(*part, only or [], device, names, runs)
     if stopped:
         errors.print(Text(f"not judged to the end: {report['error']}"), soft_wrap=True)
     save_and_exit(report, files)
+
+
+def print_run(results: Results, seed: int) -> None:
+    """Print what one run has found."""
+    from conformance.reports import tables
+
+    console.print(f"seed {seed}: {'conforms' if results.conforms else 'violations'}")
+    for violation in results.violations.values():
+        console.print(tables.violation_lines(violation))
+
+
+def print_total(runs: Sequence[Results], names: Sequence[str], examples: int, repeat: int, ended: bool) -> Results:
+    """Print what all runs have found together, and return it. ended: False if an error stopped the judge."""
+    from conformance.judge.batches import merge
+    from conformance.reports import tables
+
+    total, failures = merge(runs), sum(not results.conforms for results in runs)
+    if runs:
+        total.set_worst()
+        console.print(tables.report(total, names, ended))
+        of = f"{repeat} run{'s' * (repeat > 1)}" if len(runs) == repeat else f"{len(runs)} of {repeat} runs"
+        console.print(f"{of} of {examples} cases for each probe, {failures} with violations")
+    return total
+
+
+def describe_untried(runs: int, repeat: int) -> str:
+    return "" if runs == repeat else f"{runs} of {repeat} runs ended"
+
+
+def run_subjects(
+    total: Results, names: Sequence[str], device: str, rules: Sequence[str], untried: str, left_out: str = ""
+) -> list[dict[str, Any]]:
+    """Return the parts of the report about the implementations."""
+    from conformance.reports.subjects import run_subject
+
+    return [run_subject(total, name, FRAMEWORKS[name], device, rules, untried, left_out) for name in names]
+
+
+def choose_part(shard: str, seed: int | None, peers: bool) -> Shard:
+    """Return the part that the user asks for; ValueError where the other options leave no parts of one run."""
+    from conformance.judge.batches import read_shard
+
+    part = read_shard(shard)
+    if seed is None:
+        raise ValueError("--shard needs --seed, the same one for all parts")
+    if peers:
+        raise ValueError("--shard splits the run of the three implementations; judge --peers by a run of their own")
+    return part
+
+
+def choose_rules(only: Collection[str]) -> list[str]:
+    """Return the rules among these names, in their order; all if there is none."""
+    return [name for name in only if name in RULES] or list(RULES)
 
 
 def make_plan(effort: str, cases: int | None, only: list[str], device: str) -> tuple[list[str], list[str], int]:
@@ -124,7 +186,7 @@ def make_plan(effort: str, cases: int | None, only: list[str], device: str) -> t
     cuda = device == "cuda" and find_spec("torch") and import_module("torch").cuda.is_available()
     if device != "cpu" and not cuda:
         raise ValueError(f"no device {device} here; cpu, or cuda where PyTorch sees a GPU")
-    rules = [name for name in only if name in RULES] or list(RULES)
+    rules = choose_rules(only)
     names = [n for n in [name for name in only if name in FRAMEWORKS] or FRAMEWORKS if available(n)]
     if not names:
         raise ValueError("nothing to judge: no framework of the chosen implementations is installed")

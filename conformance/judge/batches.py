@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import Check, Example, make_probe
@@ -25,11 +26,70 @@ from conformance.runner.workers import WorkerPool, encode_call, prepare_worker
 from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS
 
+KINDS = ("frozen", "refusal", "probe")
+"""Of questions to subjects that take everything."""
+
 
 @cache
 def plan_of_operations() -> list[Question]:
     """List all questions for subjects that take everything, in the same order in every process."""
     return list_questions(None, EVERYTHING, EVERYTHING, probes=probes_of_all())
+
+
+class Shard(NamedTuple):
+    """One of `parts` parts of a run, by its number, from 1."""
+
+    number: int
+    parts: int
+
+    def __str__(self) -> str:
+        return f"part {self.number} of {self.parts}"
+
+
+def read_shard(text: str) -> Shard:
+    """Read "3/8", the third of eight parts; ValueError for anything else."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
+    shard = Shard(*map(int, match.groups())) if match else Shard(0, 0)
+    if not 1 <= shard.number <= shard.parts:
+        raise ValueError(f"not understood: {text}; --shard takes a part and the number of parts, such as 1/8 to 8/8")
+    return shard
+
+
+class Group(NamedTuple):
+    """Questions that a worker is asked in one go, by their indices in the plan, and the number of their cases."""
+
+    indices: list[int]
+    cases: int
+
+
+def list_groups(rules: Collection[str], examples: int, shard: Shard | None = None) -> list[Group]:
+    """List what is asked about some rules, in the order in which workers start on it, or one part of that.
+
+    A probe is a group of its own, so that all that its cases lead to stays together. Every process makes the same
+    parts. The largest group comes first, and each goes to the part that has the fewest cases until then. Groups of
+    equal size come in the order of the plan, so the probes of one operation, whose cases cost about the same, are
+    spread.
+
+    Args:
+        rules: their names.
+        examples: cases for a probe of weight 1.
+        shard: the part; None for all.
+    """
+    plan = plan_of_operations()
+    chosen = {kind: [i for i, one in enumerate(plan) if one.kind == kind and one.rule in rules] for kind in KINDS}
+    frozen = [Group([index], len(plan[index].about)) for index in chosen["frozen"]]
+    refusals = [Group(chosen["refusal"], 0)] if chosen["refusal"] else []  # calls without results: they cost little
+    probes = [Group([index], count_cases(plan[index].about, examples)) for index in chosen["probe"]]
+    groups = [*frozen, *refusals, *sorted(probes, key=lambda group: -group.cases)]
+    if shard is None:
+        return groups
+    parts: list[list[Group]] = [[] for _ in range(shard.parts)]
+    cases = [0] * shard.parts
+    for group in sorted(groups, key=lambda group: -group.cases):
+        lightest = cases.index(min(cases))
+        cases[lightest] += group.cases
+        parts[lightest].append(group)
+    return parts[shard.number - 1]
 
 
 class ImplementationPool:
@@ -44,31 +104,29 @@ class ImplementationPool:
     def __init__(self, names: Sequence[str], count: int, device: str = "cpu") -> None:
         self.pool = WorkerPool(count, encode_call(load_implementations, list(names), device, count))
 
-    def run(self, rules: Collection[str], examples: int, seed: int, progress: Progress) -> Results:
-        """Ask everything about some rules.
+    def run(self, groups: Sequence[Group], examples: int, seed: int, progress: Progress) -> dict[int, Results]:
+        """Ask groups of questions.
 
         Args:
-            rules: their names.
+            groups: by `list_groups`, with the same examples.
             examples: cases for a probe of weight 1.
             seed: of the run.
             progress: is called once all cases of a probe are done.
+
+        Returns:
+            The results of each group, by the index of its first question, in the order of the plan.
         """
         plan = plan_of_operations()
-        chosen = [index for index, question in enumerate(plan) if question.rule in rules]
-        probes = [index for index in chosen if plan[index].kind == "probe"]
-        refusals = [index for index in chosen if plan[index].kind == "refusal"]
-        frozen = [[index] for index in chosen if plan[index].kind == "frozen"]
-        largest_first = sorted(probes, key=lambda index: -count_cases(plan[index].about, examples))
-        groups = [*frozen, refusals, *([index] for index in largest_first)]
 
         def tell(indices: Sequence[int]) -> None:
             for question in (plan[index] for index in indices):
                 if question.kind == "probe":
                     progress(question.rule, question.title)
 
-        results = self.collect([(ask_batch, indices, examples, seed) for indices in groups], lambda n: tell(groups[n]))
-        in_order = sorted(zip(groups, results, strict=True), key=lambda pair: pair[0])  # the same order every time
-        return merge(part for _, part in in_order)
+        calls = [(ask_batch, group.indices, examples, seed) for group in groups]
+        results = self.collect(calls, lambda number: tell(groups[number].indices))
+        found = {group.indices[0]: part for group, part in zip(groups, results, strict=True)}
+        return {index: found[index] for index in sorted(found)}
 
     def run_definition(self, examples: int, seed: int, progress: Progress) -> Results:
         """Every operation in float64, against an oracle that shares no code with the definition."""
@@ -97,6 +155,21 @@ def merge(parts: Iterable[Results]) -> Results:
     for part in parts:
         results.include(part)
     return results
+
+
+def merge_run(found: Mapping[int, Results]) -> Results:
+    """Return the results of a whole run. found: of its groups, by the index of the first question of each.
+
+    The order of the plan decides which violation of a rule stands before others.
+    """
+    results = merge(found[index] for index in sorted(found))
+    results.set_worst()
+    return results
+
+
+def confirm_violations(results: Results, device: str = "cpu") -> None:
+    """Ask the case of every violation again, each in a new process."""
+    results.violations = {key: confirm_violation(one, device) for key, one in results.violations.items()}
 
 
 def confirm_violation(violation: Violation, device: str = "cpu") -> Violation:

@@ -31,7 +31,17 @@ class Change:
 
 
 def read_report(path: Path) -> Content:
-    """Read a report; raise ValueError if the file is not one, or has another version of the schema."""
+    """Read a whole report; raise ValueError if the file is not one, or has another version of the schema."""
+    report = read_content(path)
+    if part := report.get("part"):
+        raise ValueError(
+            f"{path} is part {part['number']} of {part['parts']} of a run; conformance merge makes it whole"
+        )
+    return report
+
+
+def read_content(path: Path) -> Content:
+    """Read a whole report, or a part of one; raise ValueError as `read_report` does."""
     try:
         report: Any = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

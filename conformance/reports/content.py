@@ -62,6 +62,7 @@ def document(
         "error": None if error is None else clean_text(error),
         "subjects": subjects,
         "joined": [],
+        "part": None,
     }
 
 

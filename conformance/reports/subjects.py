@@ -64,12 +64,18 @@ def rules_of_operation(operation: str) -> list[str]:
 
 
 def run_subject(
-    results: Results, name: str, arrays: str, device: str, chosen: Collection[str], untried: str = ""
+    results: Results,
+    name: str,
+    arrays: str,
+    device: str,
+    chosen: Collection[str],
+    untried: str = "",
+    left_out: str = "",
 ) -> Content:
     """Return the part about an implementation of this project, which is held to `strict`.
 
     Its violations can be replayed from the report, and each is a cause of its own. chosen: all rules, or some. untried:
-    why the judge did not try everything.
+    why the judge did not try everything. left_out: what other parts of the run are about.
     """
     target = Target(name, "attention", arrays, device)
     broken = [
@@ -81,7 +87,5 @@ def run_subject(
     violations = [cause["violation"] for cause in causes]
     causes = [cause | {"violation": cause["violation"] | {"replay": None}} for cause in causes]
     cells = {rule: cell for (rule, subject), cell in results.rules.items() if subject == name}
-    some = not set(RULES) <= set(chosen)
-    return subject_content(
-        target, EVERYTHING, list(operations()), chosen, cells, violations, untried, causes, profile=STRICT, some=some
-    )
+    told: Content = {"left_out": left_out, "profile": STRICT, "some": bool(left_out) or not set(RULES) <= set(chosen)}
+    return subject_content(target, EVERYTHING, list(operations()), chosen, cells, violations, untried, causes, **told)

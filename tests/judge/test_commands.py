@@ -370,7 +370,7 @@ class Pool:
         self.names, self.left = names, list(self.runs)
         Pool.closed = False
 
-    def run(self, rules: list[str], examples: int, seed: int, progress: Any) -> Results:
+    def run(self, groups: list[Any], examples: int, seed: int, progress: Any) -> dict[int, Results]:
         found = self.left.pop(0)
         if isinstance(found, BaseException):
             raise found
@@ -383,7 +383,7 @@ class Pool:
                     Violation("MASK-1", name, finding, "polarity", CHECKS["agreement"], attention_case())
                 )
         results.generated["attention"] = 10
-        return results
+        return {0: results}
 
     def close(self) -> None:
         Pool.closed = True
@@ -524,7 +524,7 @@ def test_module_is_the_program() -> None:
     path = {"PYTHONPATH": str(ROOT), "PATH": ""}
     command = [sys.executable, "-m", "conformance", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, env=path, check=True)
-    for name in ("check", "replay", "run", "compare", "selftest", "definition", "rules"):
+    for name in ("check", "replay", "run", "merge", "compare", "selftest", "definition", "rules"):
         assert name in done.stdout
 
 
