@@ -27,7 +27,8 @@ def test_every_fault_is_caught_and_placed(fault: Fault) -> None:
     report = judge(fault, fault.dialect, fault.framework)
     assert not report.conforms
     if fault.name not in ELSEWHERE:
-        steps = [violation.step for violation in report.violations]
+        # What raises is told first, and has no sublayer.
+        steps = [violation.step for violation in report.violations if violation.step] or [""]
         pair = "_and_" in fault.name  # of which the mistake that explains more cases is told first
         assert fault.where in (steps if pair else steps[:1]), report
 
