@@ -71,7 +71,7 @@ def test_sorted_tokens_have_the_same_results(
 @pytest.mark.parametrize("counts", [[0], [3], [0, 0, 8, 0, 2, 7, 1, 1, 0], [20, 20]])
 def test_runs_hold_every_expert(run: int, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts, "RUN", run)
-    lengths = experts.run_lengths(np.array(counts))
+    lengths = experts.run_lengths(np.array(counts), 1)
     assert sum(lengths) == len(counts)
     assert min(lengths) > 0
 
@@ -83,7 +83,7 @@ def test_runs_hold_every_expert(run: int, counts: list[int], monkeypatch: pytest
         ("np.argsort(token_of_rows, kind=\"stable\")", "np.arange(len(token_of_rows))"),
         ("widen(stack.bias)[np.repeat(np.arange(len(counts)), counts)]", "widen(stack.bias)[:1]"),
         ("of_rows = GroupedProduct.apply(cotangent", "of_rows = 2 * GroupedProduct.apply(cotangent"),
-        ("GroupedOuter.apply(rows, cotangent, ctx.counts)", "GroupedOuter.apply(rows, cotangent, ctx.counts[::-1])"),
+        ("GroupedOuter.apply(rows, cotangent, ctx.groups)", "2 * GroupedOuter.apply(rows, cotangent, ctx.groups)"),
         ("len(token_of_rows))\n", "0)\n"),
     ],
     ids=["order", "place", "bias", "rows", "stack", "dropped"],

@@ -23,6 +23,7 @@ EXPRESSIONS = {
     "reports/content.py": "characters that no terminal shows, and the text of a user's errors",
     "reports/replays.py": "names of files",
     "cli/dev/spec.py": "the text of SPEC.md",
+    "judge/batches.py": "a part of a run, as the command line names it",
     "selftest/tightness.py": "numbers of parts in names of results",
     "timing/measure/environment.py": "what Linux says of the processor",
     "timing/measure/memory.py": "what Linux says of memory",
@@ -32,7 +33,7 @@ WORDS = {
     *("gradient of ", "output", "outputs", "outputs[", "logsumexps", "query[", "option ", ".weight", ".bias", "_vjp"),
     *("attention", "cross_attention", "encoder.", "blocks.", "layer", "_plus_one", "."),
     *("torch.", "_impl", ".py", "test_", "<frozen", "_", "#"),
-    *("no-", "eps", "experts.", "shared.", "_output_norm", "_mm"),
+    *("no-", "eps", "experts.", "shared.", "_output_norm", ".feed_forward_norm", "self_", "tokens", "_mm"),
     *("decoder.", "source_", "target_", "token_types", "norm", "norm.weight", "rms", "mask", ":"),
 }
 """How names may begin or end, line by line: results and inputs, operations and steps, Python's own, what users say, and

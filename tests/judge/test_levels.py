@@ -23,6 +23,7 @@ from conformance.reports.page import page
 from conformance.reports.subjects import rules_of_operation, run_subject
 from specification import RULES
 from specification.dtypes import HALF
+from specification.rules import MODEL_RULES
 from tests.support.helpers import (
     CHECKS,
     Case,
@@ -90,7 +91,7 @@ def test_table_names_rules_that_exist_and_levels_of_probes() -> None:
     levels = {(part.rule, part.level) for part in PARTS}
     assert {(probe.rule, probe.level) for probe in probes_of_all() if probe.level != CORE} <= levels
     assert "ATT-14 merge of far parts" in {probe.id for probe in probes_of_all() if probe.level == ROBUST}
-    assert {*WHOLE, *(part.rule for part in PARTS)} <= set(RULES)
+    assert {*WHOLE, *(part.rule for part in PARTS)} <= {*RULES, *MODEL_RULES}
     assert {*WHOLE.values(), *(part.level for part in PARTS)} <= set(LEVELS)
 
 

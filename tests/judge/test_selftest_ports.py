@@ -45,7 +45,7 @@ def test_right_ports_agree_with_the_definition(port: Port) -> None:
 def test_faults_are_found_by_name(fault: Fault) -> None:
     compile(fault.source(), fault.name, "exec")
     assert fault.changes
-    assert PLACE.fullmatch(fault.where)
+    assert PLACE.fullmatch(fault.where) or fault.where == ""  # of a result of another shape
     assert pickle.loads(pickle.dumps(fault)) is fault
     short = fault.name.removeprefix(f"{fault.port.module}_")
     assert make_build(fault.dialect, fault.framework, short) is fault
