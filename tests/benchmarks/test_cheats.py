@@ -206,7 +206,7 @@ WAYS: dict[str, Callable[[Call], Call]] = {
 }
 GRADIENTS = [f"result {number} wrong{when}" for number in range(1, 4) for when in ("", " while")]
 LINES = {
-    "raises": f"timed trial 1: raised RuntimeError: no more ({PLACE})",
+    "raises": f"timed trial 1: raised RuntimeError: no more ({PLACE} in fail)",
     "no memory": "timed trial 1: there was not enough memory",
     "ends": "timed trial 1: its process ended with code 3",
     "killed": "timed trial 1: its process ended with code -9 (killed: there may not have been enough memory)",
