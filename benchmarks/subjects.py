@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.peers import onnx_nodes
+from conformance.peers.transformers_experts import MIXTRAL_ROUNDS
 from conformance.subjects.frameworks import FRAMEWORKS
 from conformance.timing.subjects import jax_subjects, numpy_subjects, registry, torch_subjects
 from conformance.timing.subjects.function_subject import PREPARED
@@ -196,7 +197,6 @@ def keras(backend: str, scores: tuple[float, float]) -> list[Subject]:
     ]  # fmt: skip
 
 
-MIXTRAL_ROUNDS = {"scores": "inputs", "combined": "inputs"}
 ONNX: dict[str, Any] = {"device": "cpu"}
 INFERENCE: dict[str, Any] = {"backward": False, "dtypes": ("float32",)}
 FLAX: dict[str, Any] = {"arrays": "jax", "packages": ("flax", "jax")}

@@ -195,8 +195,12 @@ def alternating_experts(experts: GatedFeedForward) -> dict[str, torch.Tensor]:
     }
 
 
+MIXTRAL_ROUNDS = {"scores": "inputs", "combined": "inputs"}
+"""Conventions of `MixtralSparseMoeBlock` in 16 bits."""
+
+
 def adapt_mixtral(implementation: str, **declared: Any) -> Callable[..., Any]:
-    @declare(conventions={"scores": "inputs", "combined": "inputs"}, **declared)
+    @declare(conventions=MIXTRAL_ROUNDS, **declared)
     def mixture_of_experts(
         parameters: MixtureOfExperts, x: torch.Tensor, *, chosen: int, activation: str = "silu"
     ) -> Any:

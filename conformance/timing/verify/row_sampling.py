@@ -16,9 +16,8 @@ import numpy as np
 
 from conformance.cases import case as judged
 from conformance.cases.declaration import EVERYTHING, roundings
-from conformance.timing import timed_case as timed
 from conformance.timing.subjects.timed_subject import Prepared
-from conformance.timing.timed_case import Arrays, Case
+from conformance.timing.timed_case import Arrays, Case, mixture_weights
 from reference_numpy.masks import allowed_pairs
 
 Sample = dict[str, np.ndarray]
@@ -112,7 +111,7 @@ def small_case(case: Case, arrays: Arrays, mask: Any, place: Place, conventions:
     options: dict[str, Any]
     if case.operation == "mixture_of_experts":
         taken = {"x": rows_view(case, arrays["x"])[0, 0, rows]}
-        inputs = taken | timed.mixture_weights(case)
+        inputs = taken | mixture_weights(case)
         options = {"chosen": case.chosen}
     elif case.operation == "layer_norm":
         taken = {name: rows_view(case, arrays[name])[0, 0, rows] for name in ("x", "cotangent") if name in arrays}
