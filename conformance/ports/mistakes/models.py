@@ -19,6 +19,7 @@ from conformance.ports.mistakes.mistake import (
     list_stacks,
     replace_stack,
 )
+from conformance.ports.mistakes.norms import initial_weight
 from reference_numpy.blocks import normalize
 from specification.configuration import CHOICES, AttentionLayer, Configuration
 from specification.masks import Causal, Dense
@@ -201,8 +202,8 @@ def list_shared_parts(computation: Computation) -> Iterator[ModelMistake]:
     paths: dict[tuple[str, ...], None] = {}
     for stack in list_stacks(computation).values():
         for name, value in zip(stack.blocks[0]._fields, stack.blocks[0], strict=True):
-            fields = getattr(value, "_fields", ())
-            paths |= dict.fromkeys([(name,)] if name.endswith("norm") else [(name, field) for field in fields])
+            parts = getattr(value, "_fields", ())
+            paths |= dict.fromkeys([(name,)] if name.endswith("norm") else [(name, part) for part in parts])
     for path in paths:
         says = f"every block has the {'.'.join(path)} of the first"
         id = f"blocks.first-{'-'.join(path)}".replace("_", "-")
@@ -527,7 +528,7 @@ def normalize_embedding(eps: float | None) -> Callable[[Computation], Computatio
     """Give an embedding without norm one of the model's kind, as training begins with it. eps: None for the model's."""
 
     def change(computation: Computation) -> Computation:
-        weight = 0.0 if computation.configuration.norm.endswith("_plus_one") else 1.0
+        weight = initial_weight(computation.configuration)
         added: list[Norm] = []
 
         def add_norm(stack: Any) -> Any:

@@ -20,6 +20,7 @@ from conformance.ports.mistakes.mistake import (
 )
 from reference_numpy.feed_forward import ACTIVATIONS as ACTIVATE
 from reference_numpy.multi_head_attention import linear
+from reference_numpy.transformer import log_softmax
 from specification.parameters import FeedForward
 
 # --- feed-forward networks --------------------------------------------------------------------------------------------
@@ -198,11 +199,6 @@ def move_tokens(offset: int) -> StepChange:
 
 def put_last(row: np.ndarray, x: np.ndarray) -> Any:
     return np.concatenate([x, np.broadcast_to(row, (len(x), 1, len(row)))], axis=1)
-
-
-def log_softmax(x: np.ndarray) -> Any:
-    shifted = x - x.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
 
 
 TABLES = (

@@ -74,10 +74,14 @@ def divide_by_sum(norm: Norm, x: np.ndarray, configuration: Configuration) -> An
     return scale(norm, configuration, deviation / root)
 
 
+def initial_weight(configuration: Configuration) -> float:
+    """Return the weight with which training begins, that changes nothing."""
+    return 0.0 if configuration.norm.endswith("_plus_one") else 1.0
+
+
 def drop_weight(step: Step) -> Step:
     norm, _, configuration = step.arguments
-    one = 0.0 if configuration.norm.endswith("_plus_one") else 1.0
-    return step.argument(NORM, norm._replace(weight=np.full_like(norm.weight, one)))
+    return step.argument(NORM, norm._replace(weight=np.full_like(norm.weight, initial_weight(configuration))))
 
 
 def drop_parameters(step: Step) -> Step:
