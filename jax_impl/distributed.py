@@ -67,7 +67,7 @@ def ring_attention(
         forward     B G K (D + V) n (R - 1)
         backward    the same, and B G K (D + V) w R
 
-    and in the backward pass one sum over ranks for sinks, and one for a bias for all queries. A rank holds O(T / R)
+    The backward pass also takes a sum over ranks for sinks, and one for a bias for all queries. A rank holds O(T / R)
     numbers beside its mask and bias: two parts of keys and values, and two of their gradients. The engine "reference"
     also holds the scores of two pieces; "blocked" takes pieces of them.
 
@@ -163,7 +163,7 @@ def head_parallel_attention(
         bias = own_heads(bias, 1)
         bias = jnp.broadcast_to(bias, (*bias.shape[:2], query.shape[2], bias.shape[3]))
     elif bias is not None and bias.shape[1] == 1:
-        bias = in_order(ring.queries, lax.all_gather(bias, axis_name, axis=2, tiled=True))
+        bias = restore_order(ring.queries, lax.all_gather(bias, axis_name, axis=2, tiled=True))
     elif bias is not None:
         bias = gather_rows(ring, ring.queries, bias)
     rows = attention(
@@ -177,11 +177,11 @@ def head_parallel_attention(
 
 def gather_rows(ring: Ring, pieces: Shards, array: jax.Array) -> jax.Array:
     """Send each rank its heads of this rank's rows [B, H, rows, W], and put what arrives into the whole's order."""
-    return in_order(pieces, lax.all_to_all(array, ring.axis_name, split_axis=1, concat_axis=2, tiled=True))
+    return restore_order(pieces, lax.all_to_all(array, ring.axis_name, split_axis=1, concat_axis=2, tiled=True))
 
 
-def in_order(pieces: Shards, array: jax.Array) -> jax.Array:
-    """Rows that stand rank by rank, in the whole's order."""
+def restore_order(pieces: Shards, array: jax.Array) -> jax.Array:
+    """Put rows that stand rank by rank into the whole's order."""
     return array[:, :, np.argsort(order_of(pieces))]
 
 
@@ -263,7 +263,7 @@ def ring_forward(ring: Ring, mask: Mask | None, arrays: Any) -> tuple[jax.Array,
         for pair in pairs(ring, mask, arrays, step, keys, values):
             rows = (slice(None), slice(None), pair.queries)
             nothing = vary((jnp.zeros_like(output[rows]), jnp.full_like(logsumexp[rows], -jnp.inf)), axes)
-            found = where_seen(pair, partial(forward_of_part, pair.engine, pair.inputs), nothing)
+            found = compute_if_seen(pair, partial(forward_of_part, pair.engine, pair.inputs), nothing)
             merged = merge_attention([output[rows], found[0]], [logsumexp[rows], found[1]])
             output, logsumexp = output.at[rows].set(merged[0]), logsumexp.at[rows].set(merged[1])
         return output, logsumexp
@@ -296,7 +296,7 @@ def ring_backward(ring: Ring, saved: Any, cotangent: jax.Array) -> tuple[None, A
             results = Results(output[rows], logsumexp[rows], mean[rows], cotangent[rows])
             wide = [None if array is None else widen(array) for array in pair.inputs[:3]] + [pair.inputs.bias]
             nothing = vary(jax.tree.map(jnp.zeros_like, wide), axes)
-            found = where_seen(pair, partial(gradients, pair, results), nothing)
+            found = compute_if_seen(pair, partial(gradients, pair, results), nothing)
             of_query = of_query.at[rows].add(found[0])
             of_keys, of_values = of_keys.at[here].add(found[1]), of_values.at[here].add(found[2])
             if of_bias is not None:
@@ -392,8 +392,8 @@ def places_of(shards: Shards, rank: Any) -> Iterator[tuple[slice, Any]]:
         begin += size
 
 
-def where_seen(pair: Pair, compute: Callable[[], Any], nothing: Any) -> Any:
-    """What is computed for a pair, or nothing, if the mask hides all of it."""
+def compute_if_seen(pair: Pair, compute: Callable[[], Any], nothing: Any) -> Any:
+    """Compute something for a pair, or give nothing if the mask hides all of it."""
     mask, Q, K = pair.inputs.mask, pair.inputs.query.shape[2], pair.inputs.key.shape[2]
     if mask is None:
         return compute()

@@ -56,7 +56,7 @@ def ring_attention(
         forward     B G (D + V) n (sum of all K_r, but that of the next rank)
         backward    the same, and B G (D + V) w (sum of all K_r) where keys or values want gradients
 
-    beside what comparing the calls takes, and in the backward pass one sum over ranks for sinks, and one for a bias for
+    Comparing the calls takes some more. So does the backward pass: a sum over ranks for sinks, and one for a bias for
     all queries. A rank holds O(T / R) numbers beside its mask and bias: two parts of keys and values, and two of their
     gradients. The engine "reference" also holds the scores of two pieces; the others take blocks of them.
 
@@ -112,7 +112,7 @@ def head_parallel_attention(
         backward    the gradients of all that, back where it came from; those of queries, keys and values in 4 bytes or
                     more a number where several ranks read one key head
 
-    beside what comparing the calls takes. A bias adds its own rows to the forward pass, and their gradients to the
+    Comparing the calls takes some more. A bias adds its own rows to the forward pass, and their gradients to the
     backward pass; sinks, and a bias for all queries, one sum over ranks. A rank holds whole sequences of H / R heads,
     O(T / R) numbers, and its heads' rows of the bias: all of it where its head axis is 1.
 

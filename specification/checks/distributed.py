@@ -41,9 +41,7 @@ def bias_of_ranks(shapes: Sequence[tuple[int, ...]], queries: Sequence[int], key
     rows = [shape[-2] if len(shape) in (2, 4) else -1 for shape in shapes]
     one_row = rows != list(queries) and all(count == 1 for count in rows)
     if not one_row and rows != list(queries):
-        refuse(
-            "bias", f"have {list(queries)} rows on the ranks, or one on each, in rank 2 or 4", list(map(list, shapes))
-        )
+        refuse("bias", f"have {list(queries)} rows on the ranks, or one on each, in rank 2 or 4", given)
     if any(shape[-1] != keys for shape in shapes):
         refuse("bias", f"have {keys} columns, for the keys of all ranks", given)
     return one_row

@@ -145,14 +145,14 @@ def test_lengths_that_are_not_those_of_a_zigzag_layout(processes: Ranks) -> None
     assert [error for _, error in answers] == [("ValueError", message)] * 2
 
 
-def from_outside(_: Any, group: Any) -> Any:
+def call_without_membership(_: Any, group: Any) -> Any:
     alone = dist.new_group([0])
     return call((FUNCTIONS[0], {}), alone) if dist.get_rank() == 1 else None
 
 
 @pytest.mark.rule("DIST-5")
 def test_a_group_without_the_caller(processes: Ranks) -> None:
-    answers = processes.ask(from_outside, [None] * 8)
+    answers = processes.ask(call_without_membership, [None] * 8)
     message = "group must hold the rank that calls, got one without rank 1"
     assert [error for _, error in answers] == [None, ("ValueError", message), *[None] * 6]
 

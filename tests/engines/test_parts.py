@@ -43,7 +43,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield request.param
 
 
-def in_parts(engine: str, case: Case) -> dict[str, np.ndarray]:
+def answer_by_parts(engine: str, case: Case) -> dict[str, np.ndarray]:
     """Output and gradients, from three parts of the keys."""
     arrays = TorchArrays()
     tensors = {name: arrays.array(array) for name, array in case.inputs.items()}
@@ -86,7 +86,7 @@ def in_parts(engine: str, case: Case) -> dict[str, np.ndarray]:
     return {name: arrays.numpy(array) for name, array in ({"output": output.to(given["query"])} | results_of).items()}
 
 
-def without_sinks(case: Case) -> Case:
+def drop_sinks(case: Case) -> Case:
     return replace(case, inputs={name: array for name, array in case.inputs.items() if name != "sinks"})
 
 
@@ -95,20 +95,20 @@ def without_sinks(case: Case) -> Case:
 def test_parts_make_the_whole(engine: str, name: str) -> None:
     if name in BEYOND_THE_KERNEL and engine.startswith("fused"):
         pytest.skip("beyond the kernels")
-    case = without_sinks((FOR_ALL | BEYOND_THE_KERNEL)[name])
+    case = drop_sinks((FOR_ALL | BEYOND_THE_KERNEL)[name])
     if case.dtype == "float64" and engine.endswith("GPU"):
         pytest.skip("the Triton kernels have no float64")
     case = replace(case, rounding={"saved": "logsumexp", "merging": "logsumexp", "parts": str(len(EDGES) - 1)})
-    conforms(worst(judge(case, in_parts(engine, case), *truth_and_bounds(case))))
+    conforms(worst(judge(case, answer_by_parts(engine, case), *truth_and_bounds(case))))
 
 
 @pytest.mark.rule("MASK-7", "ATT-10", "ATT-14")
 def test_a_row_that_is_nan_reaches_no_key_of_another_part(engine: str) -> None:
-    case = without_sinks(FOR_ALL["dense"])
+    case = drop_sinks(FOR_ALL["dense"])
     key = case.inputs["key"].copy()
     key[0, 0, 3] = np.nan
     case = replace(case, inputs=case.inputs | {"key": key}, special=True)
-    conforms(worst(judge(case, in_parts(engine, case), *truth_and_bounds(case))))
+    conforms(worst(judge(case, answer_by_parts(engine, case), *truth_and_bounds(case))))
 
 
 def test_parts_at_an_unlike_place_are_noticed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,4 +122,4 @@ def test_parts_at_an_unlike_place_are_noticed(engine: str, monkeypatch: pytest.M
     monkeypatch.setattr(parts, "forward_of_part", off)
     case = drawn(FOR_ALL["causal"].options["mask"])
     case = replace(case, rounding={"saved": "logsumexp", "merging": "logsumexp", "parts": "3"})
-    assert worst(judge(case, in_parts(engine, case), *truth_and_bounds(case))).ratio > 1
+    assert worst(judge(case, answer_by_parts(engine, case), *truth_and_bounds(case))).ratio > 1

@@ -86,11 +86,11 @@ def mapped(call: Call, checked: bool = True) -> tuple[Callable[..., Any], tuple[
     mask = jax.tree.map(jnp.asarray, options.pop("mask", None))
     function = getattr(distributed, FUNCTIONS[call.shard])
 
-    def of_ranks(arrays: Any, mask: Any) -> Any:
+    def compute_rows(arrays: Any, mask: Any) -> Any:
         return function(**arrays, mask=mask, **options, axis_name="ranks", layout=call.layout, engine=call.engine)
 
     mesh = Mesh(np.array(jax.devices()[: call.ranks]), ("ranks",))
-    whole = jax.shard_map(of_ranks, mesh=mesh, in_specs=(specs, same), out_specs=rows, check_vma=checked)
+    whole = jax.shard_map(compute_rows, mesh=mesh, in_specs=(specs, same), out_specs=rows, check_vma=checked)
 
     def undo(results: dict[str, Any]) -> dict[str, np.ndarray]:
         found = {}
@@ -238,14 +238,14 @@ def planted(name: str, ranks: int) -> Iterator[None]:
         ring, mask, (*arrays, sinks) = prepare(*arguments)
         return ring, mask, (*arrays, sinks / ranks + (1 - 1 / ranks) * distributed.lax.stop_gradient(sinks))
 
-    def in_order_of_ranks(pieces: Any) -> Any:
+    def keep_rank_order(pieces: Any) -> Any:
         return np.arange(max(stop for of_rank in pieces for _, stop in of_rank))
 
     changes: dict[str, Any] = {
         "stale keys in the backward pass": ("send_on", stale),
         "mask of the wrong rank": ("part", shifted),
         "merged without log sum exps": ("merge_attention", mean),
-        "order not undone": ("order_of", in_order_of_ranks),
+        "order not undone": ("order_of", keep_rank_order),
         "sinks counted on every rank": ("prepare", more_sinks),
         "gradients not summed over ranks": ("prepare", own_sinks),
     }

@@ -189,7 +189,7 @@ def gradients_not_summed_over_ranks(ranks: int) -> Any:
 
 @fault
 def order_not_undone(ranks: int) -> Any:
-    def in_order_of_ranks(rows: Any, device: Any) -> Any:
+    def keep_rank_order(rows: Any, device: Any) -> Any:
         return torch.arange(sum(map(distributed.length_of, rows)))
 
     def places(pieces: Any) -> Any:
@@ -198,7 +198,7 @@ def order_not_undone(ranks: int) -> Any:
             yield slice(begin, begin + stop - start), slice(pieces[0][0] + begin, pieces[0][0] + begin + stop - start)
             begin += stop - start
 
-    return [("order_of", in_order_of_ranks), ("places_of", places)]
+    return [("order_of", keep_rank_order), ("places_of", places)]
 
 
 @fault
