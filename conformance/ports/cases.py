@@ -221,10 +221,13 @@ class Calls:
             for side, keep in sides.items():
                 inputs = self.draw_inputs(BATCH, length, length - 1)
                 yield self.case(f"padding at the {side}", "MASK-2", inputs, {"source_key_padding": keep})
-            if self.accepts("target_key_padding"):
+            for side, keep in sides.items() if self.accepts("target_key_padding") else ():
+                # A causal mask hides padding at the right from all that counts.
                 inputs = self.draw_inputs(BATCH, length, length)
-                options = {"source_key_padding": sides["right"], "target_key_padding": sides["right"]}
-                yield self.case("padding of source and target", "MASK-2", inputs, options, sides["right"])
+                options = {"source_key_padding": sides["right"], "target_key_padding": keep}
+                yield self.case(
+                    f"padding of the source, and of the target at the {side}", "MASK-2", inputs, options, keep
+                )
             return
         if self.accepts("key_padding") and not isinstance(self.parameters, Classifier | MultiHeadAttention):
             for side, keep in sides.items():

@@ -20,10 +20,11 @@ import numpy as np
 from conformance.checks.findings import NotANumber
 from conformance.ports.cases import ModelCase, isolate_sublayer, list_isolated, list_sublayers
 from conformance.ports.checkpoints import Config
-from conformance.ports.computation import Computation
+from conformance.ports.computation import Computation, Step
 from conformance.ports.mistakes.attention import EMPTY_ROWS
 from conformance.ports.mistakes.catalogue import list_mistakes
-from conformance.ports.mistakes.mistake import ModelMistake
+from conformance.ports.mistakes.constants import CONSTANTS, DIGITS, Constant, fit, list_starts, measure_largest
+from conformance.ports.mistakes.mistake import ModelMistake, limit_mistakes
 from conformance.ports.mistakes.models import list_ignored_options
 from conformance.ports.noise import noise_bound
 from conformance.ports.observation import MARGIN, TWICE, Observation
@@ -42,6 +43,10 @@ MOST_PAIRS = 2000
 NEAR = 1e4
 """A prediction so many bounds away is told by no noise of its own: that of a computation with a mistake is rarely more
 than a hundred times the right one's."""
+FAR = 100.0
+"""Bounds by which an answer must be wrong where a number is fitted to it: no other one then explains it by chance."""
+PROBED = 1.5
+"""Of what is due, a number that shows which steps a constant changes."""
 FEW_RUNS = 16
 """Of the noisy definition, where a bound decides no verdict."""
 NUDGE = 2.0**-7
@@ -127,8 +132,11 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
             wrong = find_wrong(sets, shown, alone)
             if all(map(is_rotation_narrow, remaining)):
                 return [name_rotation(find_place(wrong, shown, ask), remaining, asked)], first
-            narrow = find_narrow(wrong, ask)
-            added = None if narrow or is_large(shown) else choose_pair(wrong, evidence, sets)
+            added = None if is_large(shown) else choose_constant(wrong, evidence, sets)
+            narrow = find_narrow(wrong, ask) if added is None else ()
+            narrow = narrow or find_narrow(choose_ordinary(remaining), ask) if added is None else ()
+            if added is None and not narrow and not is_large(shown):
+                added = choose_pair(wrong, evidence, sets)
         if added is None:
             break
         sets.append(added)
@@ -389,6 +397,58 @@ def is_reached(scope: Sequence[str], sublayer: str | None) -> bool:
     return any("blocks." not in part or sublayer.startswith(part) or part.startswith(sublayer) for part in scope)
 
 
+def choose_constant(
+    shown: Observation, evidence: Sequence[Observation], sets: Sequence[MistakeSet]
+) -> MistakeSet | None:
+    """Return a number with which the definition explains this answer, where it is far from right; None if none does."""
+    if not shown.finding.ratio > FAR:
+        return None
+    found = known_mistakes(sets, shown)
+    able = [[one] for constant in CONSTANTS for one in fit_constant(constant, shown, found)]
+    return rank(able, shown, evidence, sets) if able else None
+
+
+def fit_constant(constant: Constant, shown: Observation, found: Sequence[ModelMistake]) -> Iterator[ModelMistake]:
+    """Give the number in every scope in which it explains an answer beside the mistakes found, with few digits."""
+    due = [value for step in list_steps(shown.case, constant.kinds) if (value := constant.due(step)) is not None]
+    if not due:
+        return
+    tried: set[bytes] = set()
+    for scoped in limit_mistakes(shown.case.computation, (constant.make(PROBED * due[0]),)):
+        predicted = predict([*found, scoped], shown.case)
+        if predicted is None or not shown.tells_apart(predicted) or predicted.tobytes() in tried:
+            continue
+        tried.add(predicted.tobytes())
+
+        def make(value: float, scope: Sequence[str] = scoped.scope) -> ModelMistake:
+            return constant.make(value).limit_to(tuple(scope))
+
+        def leave(value: float, make: Callable[[float], ModelMistake] = make) -> np.ndarray | None:
+            predicted = predict([*found, make(value)], shown.case)
+            return None if predicted is None else shown.errors(predicted)
+
+        starts = list_starts(constant, due[0])
+        value = fit(leave, starts, bool(constant.values))
+        candidates = () if value is None else (*(float(f"{value:.{digits}g}") for digits in DIGITS), value)
+        # With a wrong number, a computation may be noisier, which would explain anything.
+        fitting = next((one for one in candidates if measure_largest(leave(one)) <= TWICE), None)
+        if fitting is not None:
+            yield make(fitting)
+
+
+def list_steps(case: ModelCase, kinds: Sequence[str]) -> list[Step]:
+    """Return the steps of these kinds, in order."""
+    steps: list[Step] = []
+
+    def note(step: Step) -> Step:
+        if step.kind in kinds:
+            steps.append(step)
+        return step
+
+    case.computation.rewrite(note).run()
+    return steps
+
+
 def choose_pair(shown: Observation, evidence: Sequence[Observation], sets: Sequence[MistakeSet]) -> MistakeSet | None:
     """Return two mistakes that explain all that fails in the config of this answer together, as none does alone."""
     found = known_mistakes(sets, shown)
@@ -464,7 +524,10 @@ def find_step(mistakes: Sequence[ModelMistake], case: ModelCase) -> str:
     """Return the first sublayer in which the definition with these mistakes computes something else, or nothing."""
     right: dict[str, np.ndarray] = {}
     wrong: dict[str, np.ndarray] = {}
-    case.computation.run(watch=lambda name, result: right.setdefault(name, np.asarray(result)))
+    plain = case.computation
+    for mistake in mistakes:
+        plain = mistake.fill(plain)
+    plain.run(watch=lambda name, result: right.setdefault(name, np.asarray(result)))
     try:
         computation = apply_all(mistakes, case.computation)
         computation.run(watch=lambda name, result: wrong.setdefault(name, np.asarray(result)))
@@ -540,6 +603,11 @@ def find_place(first: Observation, shown: Observation, ask: Ask) -> str:
     # What is wrong in an embedding may hardly turn it where there is little in the stream.
     plain = replace(first.case, checkpoint=isolate_sublayer(shown.case.checkpoint, ""))
     return "embedding" if find_cut(plain, ask) == "embedding" else place
+
+
+def choose_ordinary(failing: Sequence[Observation]) -> Observation:
+    """Return a failing case whose error is neither among the largest nor among the smallest."""
+    return sorted(failing, key=lambda one: one.finding.ratio)[len(failing) // 2]
 
 
 def find_narrow(one: Observation, ask: Ask) -> tuple[str, ...]:

@@ -98,8 +98,9 @@ class GradientCause:
     Attributes:
         step: the sublayer, by the definition's path.
         entries: names of its wrong entries, the worst first. shown: the finding of that.
-        mistake: "gradient.detached" where no gradient reaches some parameters, "gradient.part-missing" where an entry
-            that is read twice lacks the gradient of one reading; else empty.
+        mistake: "gradient.detached" where no gradient reaches some parameters, "gradient.rows-missing" where it reaches
+            some rows of a table alone, "gradient.part-missing" where an entry that is read twice lacks the gradient of
+            one reading; else empty.
         paths: of the parameters that the mistake is about.
     """
 
@@ -135,6 +136,8 @@ def find_gradient_cause(
         if readings[place].max() == 1:
             if np.any(np.abs(part) > limit) and not np.any(given[place]):
                 mistakes[path] = "gradient.detached"
+            elif part.ndim == 2 and not np.any(given[place][(np.abs(given[place] - part) > limit).any(axis=1)]):
+                mistakes[path] = "gradient.rows-missing"
         elif np.all(np.abs(given[place] - (total[place] - part)) <= limit):
             mistakes[path] = "gradient.part-missing"
 

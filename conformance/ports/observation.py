@@ -68,11 +68,17 @@ class Observation:
 
     def distance(self, predicted: np.ndarray) -> float:
         """Return how far the answer is from a prediction, in its bounds; infinity for another shape."""
-        right, predicted = self.case.exact, np.asarray(predicted)
-        if predicted.shape != right.shape or not self.has_numbers:
-            return np.inf
+        errors = self.errors(np.asarray(predicted))
+        return np.inf if errors is None else largest_ratio(errors, np.ones_like(errors))
+
+    def errors(self, predicted: np.ndarray) -> np.ndarray | None:
+        """Return what the answer has more than a prediction, in its bounds; None for another shape."""
+        if predicted.shape != self.case.exact.shape or not self.has_numbers:
+            return None
         got = self.case.select(np.asarray(self.answer.result).astype(float))
-        return largest_ratio(got - self.case.select(predicted), self.limits(predicted))
+        difference, limits = got - self.case.select(predicted), self.limits(predicted)
+        with np.errstate(all="ignore"):
+            return np.asarray(np.where(difference == 0, 0, difference / limits)).ravel()
 
     def limits(self, predicted: np.ndarray) -> np.ndarray:
         """The bounds of the right result, grown as the prediction's numbers are larger than the right ones."""

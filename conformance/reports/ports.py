@@ -130,6 +130,7 @@ NO_GRADIENT = (
 )
 GRADIENT_MISTAKES = {
     "gradient.detached": "no gradient reaches {paths}",
+    "gradient.rows-missing": "no gradient reaches some rows of {paths}",
     "gradient.part-missing": "the gradient of an entry that is read twice lacks what comes from {paths}",
 }
 MOST_ENTRIES = 4

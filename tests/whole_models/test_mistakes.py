@@ -13,9 +13,17 @@ from conformance.ports.checkpoints import draw_checkpoint
 from conformance.ports.computation import Computation, Step
 from conformance.ports.configs import list_configs
 from conformance.ports.diagnosis import explain_empty_rows, find_causes, find_narrow
+from conformance.ports.mistakes import masks
 from conformance.ports.mistakes.attention import EMPTY_ROWS, round_rotation
 from conformance.ports.mistakes.catalogue import STEP_MISTAKES, list_mistakes
-from conformance.ports.mistakes.mistake import ModelMistake, StepChange, change_argument, change_fields
+from conformance.ports.mistakes.constants import CONSTANTS
+from conformance.ports.mistakes.mistake import (
+    ModelMistake,
+    StepChange,
+    change_argument,
+    change_fields,
+    limit_mistakes,
+)
 from conformance.ports.noise import noise_bound
 from conformance.ports.observation import Observation
 from conformance.ports.subject import Answer
@@ -41,10 +49,12 @@ def observe(mistake: ModelMistake, cases: Sequence[ModelCase]) -> list[Observati
 
 PLANTED = {
     "bert": ("norm.eps-1e-05", "network.gelu-tanh", "attention.padding-ignored", "positions.offset+1",
-             "token-types.left-out", "attention.no-query-bias", "order.pre", "blocks.reversed"),
+             "token-types.left-out", "attention.no-query-bias", "order.pre", "blocks.reversed", "token-types.second",
+             "attention.rows-joined", "wiring.feed-forward-sum-from-heads", "wiring.attention-from-embedding"),
     "gpt2": ("attention.not-causal", "attention.fused-by-head", "norm.last-left-out", "residual.left-out",
              "attention.heads-interleaved", "network.quick-gelu", "norm.not-loaded", "embedding.normalized",
-             "output.log-softmax", "attention.scale-by-layer"),
+             "output.log-softmax", "attention.scale-by-layer", "attention.mask-inverted", "attention.causal-reversed",
+             "attention.scale-heads"),
     "llama": ("attention.rotary-interleaved", "attention.heads-tiled", "attention.rotary-base-500000",
               "network.gate-swapped", "attention.rotary-mixed", "norm.rms-norm-plus-one",
               "attention.key-in-halves", "attention.columns-halved-for-pairs", "attention.key-paired-as-one",
@@ -55,15 +65,16 @@ PLANTED = {
     "gemma2": ("norm.weight-itself", "embedding.not-scaled", "embedding.scale-in-bfloat16", "attention.no-window",
                "layers.shifted", "norm.swapped-self-attention-norm-self-attention-output-norm", "output.multiplied",
                "residual.attention-norm-of-sum"),
-    "gpt_neox": ("order.pre", "attention.rotary-whole"),
-    "t5": ("relative.one-sided", "padding.memory-ignored", "output.not-scaled"),
-    "vit": ("class-token.last", "patches.channel-last"),
+    "gpt_neox": ("order.pre", "attention.rotary-whole", "attention.rotary-last-columns"),
+    "t5": ("relative.one-sided", "padding.memory-ignored", "output.not-scaled", "wiring.memory-from-embedding"),
+    "vit": ("class-token.last", "patches.channel-last", "positions.first-left-out"),
 }  # fmt: skip
 CAPPED = ("attention.softcap-of-masked", "attention.softcap-unscaled")
 """Of Gemma 2 with so small a cap that it shows: the second config's."""
 NOTHING = ModelMistake("nothing", "TRF-1", "nothing is wrong", lambda computation: computation)
 PAIRS = [(dialect, name, 0) for dialect, names in PLANTED.items() for name in names]
 PAIRS += [("gemma2", name, 1) for name in CAPPED]
+PAIRS += [("gpt_neox", "attention.rotary-head-width", 2)]
 
 
 @pytest.mark.parametrize(("dialect", "name", "number"), PAIRS)
@@ -78,6 +89,38 @@ def test_a_planted_mistake_is_named(dialect: str, name: str, number: int) -> Non
     assert causes[0].against == 0
 
 
+@pytest.mark.parametrize(
+    ("dialect", "id", "value"),
+    [
+        ("bert", "norm.eps", 3e-4),
+        ("gpt2", "network.gelu-cubic", 0.04715),
+        ("llama", "attention.rotary-base", 20000.0),
+        ("llama", "attention.scale", 0.3),
+        ("gpt2", "residual.output-factor", 0.22),
+        ("gemma2", "attention.window", 5),
+    ],
+)
+@pytest.mark.slow_where("gemma2")
+def test_a_wrong_number_is_found(dialect: str, id: str, value: float) -> None:
+    """No list holds it."""
+    cases = list_model_cases(dialect)
+    mistake = next(one for one in CONSTANTS if one.id == id).make(value).limit_to(())
+    causes, _ = find_causes(observe(mistake, cases), lambda more: observe(mistake, more))
+    assert [one.says for one in causes[0].mistakes] == [mistake.says]
+    assert len(causes) == 1
+
+
+def test_padding_that_one_block_ignores_is_told_where_rows_without_keys_get_a_mean() -> None:
+    """What such a row gets in the first block is no mistake, and reaches others in the second."""
+    cases = list_model_cases("gpt2")
+    every = limit_mistakes(cases[0].computation, masks.MISTAKES)
+    wrong = ("attention.padding-ignored", ("decoder.blocks.1.",))
+    mistake = next(one for one in every if one.filling and (one.id, one.scope) == wrong)
+    causes, _ = find_causes(observe(mistake, cases), lambda more: observe(mistake, more))
+    assert [(one.id, one.scope) for one in causes[0].mistakes] == [("attention.padding-ignored", ("blocks.1.",))]
+    assert causes[0].step == "blocks.1.self_attention"
+
+
 @pytest.mark.parametrize("dialect", MODELS)
 def test_steps_have_the_same_names_in_every_run(dialect: str) -> None:
     """By which a mistake's run is compared with the right one."""
@@ -89,7 +132,15 @@ def test_steps_have_the_same_names_in_every_run(dialect: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["cache.mask-from-first", "cache.mask-padded-behind", "cache.not-causal", "cache.last-part"]
+    "name",
+    [
+        "cache.mask-from-first",
+        "cache.mask-padded-behind",
+        "cache.not-causal",
+        "cache.last-part",
+        "cache.next-place",
+        "cache.empty-places-64",
+    ],
 )
 def test_a_wrong_mask_beside_a_cache_is_named(name: str) -> None:
     """The whole pass is right, and so is token by token in some of them."""

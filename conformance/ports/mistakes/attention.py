@@ -19,7 +19,6 @@ from reference_numpy.attention_steps import attention_scores, repeat_heads, reso
 from reference_numpy.multi_head_attention import join_heads
 from specification.configuration import AttentionLayer
 from specification.frequencies import attention_factor
-from specification.masks import And, Causal, Dense, KeyPadding, Mask
 from specification.parameters import Linear
 from specification.rotary import LongRopeScaling, YarnScaling
 
@@ -50,7 +49,7 @@ def head_width(step: Step) -> int:
     return int(join_heads(step.arguments[PARAMETERS].query).weight.shape[1]) // heads
 
 
-# --- scores and masks -------------------------------------------------------------------------------------------------
+# --- scores -----------------------------------------------------------------------------------------------------------
 
 
 def change_scale(power: float) -> StepChange:
@@ -58,64 +57,32 @@ def change_scale(power: float) -> StepChange:
     return lambda step: change_fields(CONFIGURATION, scale=float(head_width(step)) ** power)(step)
 
 
+def find_scale(step: Step) -> float:
+    """Return the factor of scores that is due."""
+    scale = step.arguments[CONFIGURATION].scale
+    if not isinstance(scale, str):
+        return float(scale)
+    width = head_width(step) if scale == "head_width" else join_heads(step.arguments[PARAMETERS].query).weight.shape[0]
+    return float(width) ** -0.5
+
+
+def scale_by_heads(step: Step) -> Step:
+    heads: int = step.arguments[CONFIGURATION].num_heads
+    return change_fields(CONFIGURATION, scale=heads**-0.5)(step)
+
+
+def multiply_scale(factor: float) -> StepChange:
+    return lambda step: change_fields(CONFIGURATION, scale=find_scale(step) * factor)(step)
+
+
 def scale_twice(step: Step) -> Step:
-    scale, p = step.arguments[CONFIGURATION].scale, step.arguments[PARAMETERS]
-    widths = {"head_width": head_width(step), "model_width": join_heads(p.query).weight.shape[0]}
-    value = float(widths[scale]) ** -0.5 if isinstance(scale, str) else scale
-    return change_fields(CONFIGURATION, scale=value**2)(step)
+    return multiply_scale(find_scale(step))(step)
 
 
 def divide_by_layer(step: Step) -> Step:
     """The scale of block i is divided by i + 1, as an option of GPT-2 says."""
     words = step.name.split(".")
-    scale, width = step.arguments[CONFIGURATION].scale, join_heads(step.arguments[PARAMETERS].query).weight.shape[0]
-    number = {"head_width": head_width(step) ** -0.5, "model_width": width**-0.5}.get(scale, scale)
-    return change_fields(CONFIGURATION, scale=float(number) / (1 + int(words[words.index("blocks") + 1])))(step)
-
-
-def change_mask(change: Callable[[Any], Any]) -> StepChange:
-    return lambda step: step.argument(MASK, change(step.arguments[MASK]))
-
-
-def drop_masks(mask: Any, kind: type) -> Any:
-    """Return the mask without parts of that kind."""
-    if isinstance(mask, And):
-        left, right = drop_masks(mask.left, kind), drop_masks(mask.right, kind)
-        return right if left is None else left if right is None else And(left, right)
-    return None if isinstance(mask, kind) else mask
-
-
-def map_masks(mask: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    if isinstance(mask, And):
-        return And(map_masks(mask.left, kind, change), map_masks(mask.right, kind, change))
-    return change(mask) if isinstance(mask, kind) else mask
-
-
-def add_causal(mask: Any) -> Any:
-    if mask is None:
-        return Causal(0)
-    return (mask if isinstance(mask, Mask) else Dense(mask)) & Causal(0)
-
-
-def invert_padding(mask: KeyPadding) -> KeyPadding:
-    return KeyPadding(~np.asarray(mask.keep))
-
-
-def keep_one_element(mask: KeyPadding) -> KeyPadding:
-    """Every sequence has the padding of the first."""
-    keep = np.asarray(mask.keep)
-    return KeyPadding(np.broadcast_to(keep[:1], keep.shape))
-
-
-def pad_queries(mask: KeyPadding) -> Dense:
-    """Padding hides queries in place of keys."""
-    keep = np.asarray(mask.keep)
-    return Dense(np.broadcast_to(keep[:, None, :, None], (len(keep), 1, keep.shape[1], keep.shape[1])))
-
-
-def fill_by_means(change: StepChange) -> StepChange:
-    """Where nothing is left to attend to, a large finite number in place of -inf gives the mean of all values."""
-    return lambda step: change_fields(CONFIGURATION, empty_rows="mean")(change(step))
+    return multiply_scale(1 / (1 + int(words[words.index("blocks") + 1])))(step)
 
 
 # --- attention in other steps -----------------------------------------------------------------------------------------
@@ -233,6 +200,12 @@ def mix_pairings(columns: bool) -> Callable[..., Any]:
     return rotate
 
 
+def turn_last_columns(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
+    """The last columns of a head turn, where the first should."""
+    kept = x.shape[-1] - 2 * sine.shape[-1]
+    return np.concatenate([x[..., :kept], blocks.rotate(x[..., kept:], sine, cosine, pairing)], axis=-1)
+
+
 def leave_keys(p: Any, memory: Any, configuration: Any, layer: Any = AttentionLayer(), rotation: Any = None) -> Any:
     """Keys are not rotated."""
     return blocks.project_keys(p, memory, configuration, replace(layer, rotary=None), None)
@@ -288,6 +261,14 @@ def change_layer(change: Callable[[AttentionLayer], AttentionLayer]) -> StepChan
     return changed
 
 
+def multiply_window(factor: float) -> StepChange:
+    def change(layer: AttentionLayer) -> AttentionLayer:
+        window: Any = layer.window and tuple(int(side * factor) for side in layer.window)
+        return replace(layer, window=window)
+
+    return change_layer(change)
+
+
 def widen_window(left: int, right: int) -> StepChange:
     def change(layer: AttentionLayer) -> AttentionLayer:
         if layer.window is None:
@@ -312,6 +293,14 @@ def take_frequencies_of_model(step: Step) -> Step:
     model_width = join_heads(step.arguments[PARAMETERS].query).weight.shape[0]
     base = layer.rotary.base ** ((layer.rotary.width or head_width(step)) / model_width)
     return change_rotary(base=float(base))(step)
+
+
+def take_frequencies_of_head(step: Step) -> Step:
+    """Where a share of a head's columns turns, frequencies are base ** (-2i / D) for the whole head's width D."""
+    rotary = complete(step).arguments[LAYER].rotary
+    if rotary is None or rotary.width is None:
+        return step
+    return change_rotary(base=float(rotary.base ** (rotary.width / head_width(step))))(step)
 
 
 def multiply_exponents(factor: float) -> StepChange:
@@ -545,42 +534,6 @@ def project(name: str, says: str, change: Projections, rule: str = "") -> StepMi
     return TOPIC.entry(name, says, change_projections(change), rule)
 
 
-NOT_TURNED = attend_with(concatenate_heads=join_unturned)
-MASKED = (
-    (
-        "padding-inverted",
-        "padding is attended to, and real tokens are masked",
-        lambda mask: map_masks(mask, KeyPadding, invert_padding),
-        "MASK-1",
-    ),
-    (
-        "padding-of-first",
-        "all sequences have the padding of the first",
-        lambda mask: map_masks(mask, KeyPadding, keep_one_element),
-        "MASK-2",
-    ),
-    (
-        "padding-of-queries",
-        "padding hides queries in place of keys",
-        lambda mask: map_masks(mask, KeyPadding, pad_queries),
-        "MASK-2",
-    ),
-    ("not-causal", "later tokens are visible", lambda mask: drop_masks(mask, Causal), "MASK-3"),
-    ("causal", "later tokens are masked", add_causal, "MASK-3"),
-    (
-        "causal-next",
-        "the next token is visible",
-        lambda mask: map_masks(mask, Causal, lambda _: Causal(1)),
-        "MASK-3",
-    ),
-    (
-        "causal-strict",
-        "a token does not see itself",
-        lambda mask: map_masks(mask, Causal, lambda _: Causal(-1)),
-        "MASK-3",
-    ),
-)
-"""Masks of other pairs: name, sentence, change, rule."""
 CAPS = (50.0, 30.0)
 """Those of Gemma 2 and Grok."""
 entry = TOPIC.entry
@@ -598,6 +551,7 @@ MISTAKES = (
     entry("scale-head-width", "scores are scaled by 1 / sqrt(D)", change_fields(5, scale="head_width"), "ATT-1"),
     entry("scale-width", "scores are divided by D", change_scale(-1.0), "ATT-1"),
     entry("scale-share", "scores are divided by sqrt(E / H), where heads have another width", scale_by_share, "ATT-1"),
+    entry("scale-heads", "scores are divided by sqrt(H)", scale_by_heads, "ATT-1"),
     entry("scale-twice", "the scale of scores is applied twice", scale_twice, "ATT-1"),
     entry("scale-by-layer", "the scale of block i is divided by i + 1", divide_by_layer, "ATT-1"),
     entry("no-softcap", "the softcap of scores is left out", change_fields(5, softcap=None), "ATT-2"),
@@ -615,17 +569,14 @@ MISTAKES = (
         for cap in CAPS
     ),
     EMPTY_ROWS,
-    entry("padding-ignored", "padding is not masked", change_mask(lambda m: drop_masks(m, KeyPadding)), "MASK-2"),
-    *(
-        entry(name, says, filled, rule)
-        for name, says, change, rule in MASKED
-        for filled in (change_mask(change), fill_by_means(change_mask(change)))
-    ),
     entry("mask-after-softmax", "the mask is applied after the softmax", attend_otherwise(mask_weights), "ATT-5"),
     entry("mask-multiplied", "forbidden scores are 0", attend_otherwise(multiply_mask), "ATT-4"),
     entry("softmax-over-queries", "the softmax is over queries", attend_otherwise(weigh_over_queries), "ATT-5"),
-    entry("no-mask", "nothing is masked", change_mask(lambda mask: None), "MASK-1"),
     entry("no-window", "the window is ignored", change_layer(lambda layer: replace(layer, window=None)), "MASK-4"),
+    *(
+        entry(f"window-{name}", f"the window is {says} as wide", multiply_window(factor), "MASK-4")
+        for name, says, factor in (("doubled", "twice", 2), ("halved", "half", 0.5))
+    ),
     *(
         entry(f"window{left:+d}{right:+d}", f"the window has {says}", widen_window(left, right), "MASK-4")
         for left, right, says in (
@@ -640,6 +591,13 @@ MISTAKES = (
         for base in BASES
     ),
     entry("rotary-model-width", "rotary frequencies are those of width E", take_frequencies_of_model, "POS-3"),
+    entry("rotary-head-width", "rotary frequencies are those of a whole head", take_frequencies_of_head, "POS-3"),
+    entry(
+        "rotary-last-columns",
+        "the last columns of a head turn, in place of the first",
+        attend_with(rotate=turn_last_columns),
+        "POS-3",
+    ),
     *(
         entry(name, f"rotary exponents are {says} / D, in place of 2i / D", multiply_exponents(factor), "POS-3")
         for name, says, factor in (("rotary-exponent", "i", 0.5), ("rotary-exponent-twice", "4i", 2.0))
@@ -691,17 +649,22 @@ MISTAKES = (
     project("keys-are-queries", "keys are the queries", permute_projections("query", "query", "value")),
     project("heads-tiled", "query head h reads key head h % G", tile_heads, "ATT-7"),
     *(
-        entry("heads-not-turned", "the results of heads are joined before heads and positions change places", change)
-        for change in (NOT_TURNED, fill_by_means(NOT_TURNED))  # what rows without keys give reaches others
+        entry(
+            "heads-not-turned",
+            "the results of heads are joined before heads and positions change places",
+            attend_with(concatenate_heads=join_unturned),
+            filling=filling,
+        )
+        for filling in ("", "mean")  # what rows without keys give reaches others
     ),
     *(
-        entry(name, f"{says} reshaped to [B, H, T, D] without a transpose", filled)
+        entry(name, f"{says} reshaped to [B, H, T, D] without a transpose", attend_with(**functions), filling=filling)
         for name, says, functions in (
             ("heads-cut-from-rows", "queries, keys and values are", {"split_heads": cut_rows}),
             ("queries-cut-from-rows", "queries are", cut_rows_in("project_queries")),
             ("keys-cut-from-rows", "keys and values are", cut_rows_in("project_keys")),
         )
-        for filled in (attend_with(**functions), fill_by_means(attend_with(**functions)))
+        for filling in ("", "mean")
     ),
     project("heads-merged", "the results of heads are joined as [D, H]", merge_otherwise),
     *(

@@ -24,6 +24,8 @@ class ModelMistake:
         says: the mistake in one sentence, without its scope.
         change: makes the computation of a port with the mistake.
         scope: where it is made.
+        filling: what rows without keys get in all attentions of such a port, of `Configuration.empty_rows`, which is no
+            mistake by itself. Empty for what the model has.
     """
 
     id: str
@@ -31,20 +33,31 @@ class ModelMistake:
     says: str
     change: Callable[[Computation], Computation]
     scope: Scope = ()
+    filling: str = ""
+
+    def fill(self, computation: Computation) -> Computation:
+        """Return the right computation of a port that gives rows without keys the same."""
+        if not self.filling:
+            return computation
+        return computation.change(configuration=replace(computation.configuration, empty_rows=self.filling))
 
     def apply(self, computation: Computation) -> Computation:
-        return self.change(computation)
+        return self.change(self.fill(computation))
 
 
 @dataclass(frozen=True)
 class StepMistake:
-    """A mistake of single steps of some kinds, which any scope may have."""
+    """A mistake of single steps of some kinds, which any scope may have.
+
+    filling: as in `ModelMistake`; what other rows get may depend on it.
+    """
 
     id: str
     rule: str
     says: str
     change: StepChange
     kinds: tuple[str, ...]
+    filling: str = ""
 
     def limit_to(self, scope: Scope) -> ModelMistake:
         """Return the mistake in a scope."""
@@ -53,7 +66,10 @@ class StepMistake:
             reached = step.kind in self.kinds and (not scope or step.name.startswith(scope))
             return self.change(step) if reached else step
 
-        return ModelMistake(self.id, self.rule, self.says, lambda computation: computation.rewrite(rewrite), scope)
+        def change(computation: Computation) -> Computation:
+            return computation.rewrite(rewrite)
+
+        return ModelMistake(self.id, self.rule, self.says, change, scope, self.filling)
 
 
 @dataclass(frozen=True)
@@ -64,8 +80,8 @@ class Topic:
     rule: str
     kinds: tuple[str, ...]
 
-    def entry(self, name: str, says: str, change: StepChange, rule: str = "") -> StepMistake:
-        return StepMistake(f"{self.name}.{name}", rule or self.rule, says, change, self.kinds)
+    def entry(self, name: str, says: str, change: StepChange, rule: str = "", filling: str = "") -> StepMistake:
+        return StepMistake(f"{self.name}.{name}", rule or self.rule, says, change, self.kinds, filling)
 
 
 def replace_function(function: Callable[..., Any]) -> StepChange:

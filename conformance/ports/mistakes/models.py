@@ -10,8 +10,9 @@ from typing import Any, cast
 import numpy as np
 
 from conformance.ports.computation import Computation, Step
-from conformance.ports.mistakes.attention import MASK, ROTATION, complete, map_masks
+from conformance.ports.mistakes import cache
 from conformance.ports.mistakes.mistake import (
+    SUBLAYERS,
     ModelMistake,
     Scope,
     change_fields,
@@ -20,9 +21,9 @@ from conformance.ports.mistakes.mistake import (
     replace_stack,
 )
 from conformance.ports.mistakes.norms import initial_weight
+from conformance.ports.mistakes.wiring import list_rewired
 from reference_numpy.blocks import normalize
 from specification.configuration import CHOICES, AttentionLayer, Configuration
-from specification.masks import Causal, Dense
 from specification.parameters import Embedding, LanguageModel, Norm, Transformer, mapped
 
 ORDERS = {
@@ -31,6 +32,8 @@ ORDERS = {
     "after": "norms stand after the sublayer, before the sum",
     "parallel": "both sublayers get the same input, and stand side by side",
 }
+MOVABLE = ("post", "pre", "after")
+"""Orders with one norm for each sublayer, between which a single one may stand otherwise."""
 NORM_SWAPS = (
     ("attention_norm", "feed_forward_norm"),
     ("self_attention_norm", "feed_forward_norm"),
@@ -197,6 +200,67 @@ def list_swapped_norms() -> Iterator[ModelMistake]:
             yield replace(change_blocks(name, says, partial(map_blocks, copy)), rule="BLK-1")
 
 
+def list_moved_norms(computation: Computation) -> Iterator[ModelMistake]:
+    """Give norms that stand elsewhere around one kind of sublayer, in one block, or in one sublayer."""
+    own = computation.configuration.norm_order
+    if own not in MOVABLE:
+        return
+    sublayers = [
+        f"{name}blocks.{i}.{part}"
+        for name, stack in list_stacks(computation).items()
+        for i, block in enumerate(cast("Iterable[Any]", stack.blocks))
+        for part in SUBLAYERS
+        if getattr(block, f"{part}_norm", None) is not None
+    ]
+    scopes = [tuple(path for path in sublayers if path.endswith(f".{part}")) for part in SUBLAYERS]
+    blocks = dict.fromkeys(path.rpartition(".")[0] for path in sublayers)
+    scopes += [tuple(path for path in sublayers if path.startswith(f"{block}.")) for block in blocks]
+    scopes += [(path,) for path in sublayers]
+    for order in MOVABLE:
+        for scope in dict.fromkeys(filter(None, scopes)) if order != own else ():
+            yield ModelMistake(f"order.{order}", "BLK-1", ORDERS[order], partial(move_norms, order, scope), scope)
+
+
+def move_norms(order: str, sublayers: Scope, computation: Computation) -> Computation:
+    norms: dict[str, Any] = {
+        f"{name}blocks.{i}.{part}": getattr(block, f"{part}_norm", None)
+        for name, stack in list_stacks(computation).items()
+        for i, block in enumerate(cast("Iterable[Any]", stack.blocks))
+        for part in SUBLAYERS
+    }
+    configuration = computation.configuration
+
+    def rewrite(step: Step) -> Step:
+        path = step.name.partition(":")[0]
+        if step.kind == "normalize" and path.removesuffix("_norm") in sublayers:
+            return step._replace(function=lambda norm, x, configuration: x)
+        if path not in sublayers:
+            return step
+        norm = partial(normalize, norms[path], configuration=configuration)
+        if order == "pre" and step.kind in ("attend", "transform"):
+            x, changed = step.arguments[1], step.argument(1, norm(step.arguments[1]))
+            return changed.argument(2, changed.arguments[1]) if changed.arguments[2] is x else changed
+        if order == "after" and step.kind == "add":
+            return step.argument(1, norm(step.arguments[1]))
+        if order == "post" and step.kind == "add":
+            return step._replace(function=lambda x, y: norm(step.function(x, y)))
+        return step
+
+    return computation.rewrite(rewrite)
+
+
+def add_norms(stack: Any) -> Any:
+    """Blocks that lack the norm of others have one as training begins with it."""
+    names = [name for name in stack.blocks[0]._fields if name.endswith("_norm")]
+    found = {name: [getattr(block, name) for block in stack.blocks] for name in names}
+    first = {name: next(filter(None, norms)) for name, norms in found.items() if any(norms) and not all(norms)}
+    blocks = stack.blocks
+    for name, norm in first.items():
+        new = Norm(np.ones_like(norm.weight), None if norm.bias is None else np.zeros_like(norm.bias))
+        blocks = [block if getattr(block, name) is not None else block._replace(**{name: new}) for block in blocks]
+    return stack._replace(blocks=blocks)
+
+
 def list_shared_parts(computation: Computation) -> Iterator[ModelMistake]:
     """Give blocks that read a part of the first one: a name in a loop without the number of the block."""
     paths: dict[tuple[str, ...], None] = {}
@@ -233,61 +297,6 @@ def copy_norm(block: Any, read: str, due: str) -> Any:
 
 
 # --- residual connections from elsewhere ------------------------------------------------------------------------------
-
-
-def take_from_norm(*parts: str) -> Callable[[Computation], Computation]:
-    """The residual connection of these sublayers comes from their normalised input."""
-
-    def change(computation: Computation) -> Computation:
-        latest: list[np.ndarray] = []
-
-        def rewrite(step: Step) -> Step:
-            if step.kind == "normalize":
-
-                def normalize(*arguments: Any) -> Any:
-                    latest[:] = [step.function(*arguments)]
-                    return latest[0]
-
-                return step._replace(function=normalize)
-            chosen = step.kind == "add" and latest and any(f".{part}" in step.name for part in parts)
-            return step.argument(0, latest[0]) if chosen else step
-
-        return computation.rewrite(rewrite)
-
-    return change
-
-
-def take_from_attention(computation: Computation) -> Computation:
-    """The residual connection of the feed-forward network comes from what the attention gives."""
-    latest: list[np.ndarray] = []
-
-    def rewrite(step: Step) -> Step:
-        if step.kind == "attend":
-
-            def attend(*arguments: Any, **keywords: Any) -> Any:
-                latest[:] = [step.function(*arguments, **keywords)]
-                return latest[0]
-
-            return step._replace(function=attend)
-        chosen = step.kind == "add" and latest and ".feed_forward" in step.name
-        return step.argument(0, latest[0]) if chosen else step
-
-    return computation.rewrite(rewrite)
-
-
-def take_from_block(computation: Computation) -> Computation:
-    """The residual connection of a block's later sublayers comes from the block's input."""
-    inputs: dict[str, np.ndarray] = {}
-
-    def rewrite(step: Step) -> Step:
-        if step.kind != "add" or "blocks." not in step.name:
-            return step
-        words = step.name.split(".")
-        block = ".".join(words[: words.index("blocks") + 2])
-        inputs.setdefault(block, step.arguments[0])
-        return step.argument(0, inputs[block])
-
-    return computation.rewrite(rewrite)
 
 
 def normalize_sum(*parts: str) -> Callable[[Computation], Computation]:
@@ -335,130 +344,6 @@ def normalize_attention_output(computation: Computation) -> Computation:
     return computation.rewrite(rewrite)
 
 
-# --- decoding with a cache --------------------------------------------------------------------------------------------
-
-
-def restart_positions(late: int) -> Callable[[Computation], Computation]:
-    """Positions of each part begin at 0, or `late` too early after the first part."""
-    return count_otherwise(lambda chunks: [
-        0 if not late else max(start - late * (start > 0), 0) for start in np.cumsum((0, *chunks))[:-1]
-    ])  # fmt: skip
-
-
-def count_otherwise(begin: Callable[[tuple[int, ...]], list[int]]) -> Callable[[Computation], Computation]:
-    """Positions of each part begin elsewhere. begin: from the lengths of the parts to their first positions."""
-
-    def change(computation: Computation) -> Computation:
-        starts = begin(computation.chunks)
-        parts = [np.arange(length) + start for start, length in zip(starts, computation.chunks, strict=True)]
-        positions = np.concatenate(parts) if parts else None
-
-        def rewrite(step: Step) -> Step:
-            if positions is None:
-                return step
-            if step.kind == "learned_positions":
-                return step._replace(function=lambda table, *_, **__: table[positions])
-            if step.kind == "attend":
-                return turn_by(step, positions)
-            return step
-
-        return computation.rewrite(rewrite)
-
-    return change
-
-
-def turn_by(step: Step, positions: np.ndarray) -> Step:
-    """Rotate queries and keys by other positions."""
-    step = complete(step)
-    rotation = step.arguments[ROTATION]
-    if rotation is None:
-        return step
-    return step.argument(ROTATION, rotation._replace(
-        sine=rotation.sine[..., positions, :], cosine=rotation.cosine[..., positions, :]))  # fmt: skip
-
-
-def forget_cache(computation: Computation, most: int = 0) -> Computation:
-    """Tokens attend to those of their own part, and of so many before it, alone."""
-    part = np.repeat(np.arange(len(computation.chunks)), computation.chunks)
-
-    def rewrite(step: Step) -> Step:
-        if step.kind != "attend" or not len(part):
-            return step
-        mask = step.arguments[MASK]
-        same = Dense(part[:, None] - part[None, :] <= most)
-        return step.argument(MASK, same if mask is None else mask & same)
-
-    return computation.rewrite(rewrite)
-
-
-def keep_last_part(computation: Computation) -> Computation:
-    """The cache holds the last part alone, and positions begin at its length."""
-    counted = count_otherwise(lambda chunks: [0, *chunks][: len(chunks)])
-    return counted(forget_cache(computation, 1))
-
-
-VisibleKeys = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""From the positions of tokens [T, 1] and keys [1, T], where the part of each token begins [T, 1], and where it ends,
-to the keys that each token sees [T, T]."""
-
-
-def mask_parts(see: VisibleKeys) -> Callable[[Computation], Computation]:
-    """The causal mask of a part with a cache before it is another."""
-
-    def change(computation: Computation) -> Computation:
-        lengths = np.array(computation.chunks, int)
-        ends = np.repeat(np.cumsum(lengths), lengths)[:, None]
-        starts = ends - np.repeat(lengths, lengths)[:, None]
-        token, key = np.arange(len(ends))[:, None], np.arange(len(ends))[None, :]
-        seen = Dense(see(token, key, starts, ends) & (key < ends))
-
-        def rewrite(step: Step) -> Step:
-            if step.kind != "attend" or not len(ends):
-                return step
-            return step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: seen))
-
-        return computation.rewrite(rewrite)
-
-    return change
-
-
-def see_from_first(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    return key <= token - start
-
-
-def see_padded(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    return (key <= token - start) | (key >= end - start)
-
-
-def see_whole_part(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    return (key <= token) | (start > 0)
-
-
-CACHED = (
-    ModelMistake("cache.positions-restart", "GEN-1", "with a cache, positions begin at 0 again", restart_positions(0)),
-    ModelMistake("cache.positions-late", "GEN-1", "with a cache, positions are one too small", restart_positions(1)),
-    ModelMistake("cache.not-read", "GEN-1", "what the cache holds is not attended to", forget_cache),
-    ModelMistake(
-        "cache.last-part", "GEN-1", "the cache holds the keys and values of the last part alone", keep_last_part
-    ),
-    ModelMistake(
-        "cache.mask-from-first",
-        "GEN-1",
-        "with a cache, the causal mask begins at the first key, in place of the part's",
-        mask_parts(see_from_first),
-    ),
-    ModelMistake(
-        "cache.mask-padded-behind",
-        "GEN-1",
-        "with a cache, the part's causal mask stands at the first keys, and all keys after it are visible",
-        mask_parts(see_padded),
-    ),
-    ModelMistake(
-        "cache.not-causal", "GEN-1", "with a cache, later tokens of a part are visible", mask_parts(see_whole_part)
-    ),
-)
-
-
 # --- what the caller says ---------------------------------------------------------------------------------------------
 
 
@@ -488,6 +373,16 @@ def drop_token_types(computation: Computation) -> Computation:
         return step._replace(function=lambda table, ids, **_: 0 * table[ids])
 
     return computation.rewrite(rewrite)
+
+
+def take_second_type(computation: Computation) -> Computation:
+    """Where the caller passes no types, tokens have the type 1."""
+
+    def rewrite(step: Step) -> Step:
+        is_table = step.kind == "embedding" and step.name.endswith("token_types")
+        return step.argument(1, np.ones_like(step.arguments[1])) if is_table and len(step.arguments[0]) > 1 else step
+
+    return computation if computation.options.get("token_types") is not None else computation.rewrite(rewrite)
 
 
 def pad_memory_only(computation: Computation) -> Computation:
@@ -571,31 +466,10 @@ MISTAKES = (
         lambda c: change_stacks(c, lambda stack: stack._replace(norm=None)),
     ),
     ModelMistake(
-        "residual.from-norm",
+        "norm.added",
         "BLK-1",
-        "residual connections come from the normalised input",
-        take_from_norm("attention", "self_attention", "cross_attention", "feed_forward"),
-    ),
-    ModelMistake(
-        "residual.attention-from-norm",
-        "BLK-1",
-        "the attention's residual connection comes from the normalised input",
-        take_from_norm("attention", "self_attention"),
-    ),
-    ModelMistake(
-        "residual.network-from-norm",
-        "BLK-1",
-        "the feed-forward network's residual connection comes from the normalised input",
-        take_from_norm("feed_forward"),
-    ),
-    ModelMistake(
-        "residual.from-attention",
-        "BLK-1",
-        "the feed-forward network's residual connection comes from what the attention gives",
-        take_from_attention,
-    ),
-    ModelMistake(
-        "residual.from-block", "BLK-1", "the residual connection comes from the block's input", take_from_block
+        "blocks that have no such norm are given one, as training begins with it",
+        lambda c: change_stacks(c, add_norms),
     ),
     *(
         ModelMistake(f"residual.{name}norm-of-sum", "BLK-1", f"the norm after {says} is one of the sum", change)
@@ -619,6 +493,9 @@ MISTAKES = (
         normalize_attention_output,
     ),
     ModelMistake("token-types.ignored", "EMB-1", "token types are ignored", drop_options("token_types")),
+    ModelMistake(
+        "token-types.second", "EMB-1", "tokens have the type 1 where the caller passes no types", take_second_type
+    ),
     ModelMistake("token-types.left-out", "EMB-1", "the table of token types is left out", drop_token_types),
     ModelMistake(
         "padding.source-ignored", "MASK-2", "padding of the source is ignored", drop_options("source_key_padding")
@@ -640,8 +517,10 @@ def list_mistakes_of_models(computation: Computation) -> Iterator[ModelMistake]:
     yield from list_block_orders(computation)
     yield from list_shared_parts(computation)
     yield from list_swapped_norms()
+    yield from list_moved_norms(computation)
     yield from MISTAKES
-    yield from CACHED if computation.chunks else ()
+    yield from list_rewired(computation)
+    yield from cache.MISTAKES if computation.chunks else ()
     if isinstance(computation.parameters, LanguageModel | Transformer) and computation.parameters.output is not None:
         if computation.configuration.output_softcap is not None:
             says = "the softcap is applied to the output layer's input, not to the logits"

@@ -142,6 +142,7 @@ SUMS = (
 
 TABLE = Topic("embedding", "EMB-1", ("embedding",))
 POSITIONS = Topic("positions", "POS-2", ("learned_positions", "sinusoidal_positions"))
+IMAGE = Topic("positions", "POS-2", ("add",))
 RELATIVE = Topic("relative", "POS-6", ("relative_position_bias",))
 OUTPUT = Topic("output", "TRF-1", ("linear",))
 PATCHES, PREPEND = Topic("patches", "TRF-1", ("patches",)), Topic("class-token", "TRF-1", ("prepend",))
@@ -174,6 +175,15 @@ def move_positions(offset: int) -> StepChange:
         return step._replace(function=lambda *_, **__: table[rows])
 
     return change
+
+
+def change_image_positions(change: Callable[[np.ndarray], Any]) -> StepChange:
+    """Change the table of positions that is added to an image's class token and patches."""
+
+    def changed(step: Step) -> Step:
+        return step.argument(1, change(step.arguments[1])) if step.name == "embedding.patches: add" else step
+
+    return changed
 
 
 def order_patches(*axes: int) -> Callable[..., Any]:
@@ -218,6 +228,23 @@ TABLES = (
     ),
     POSITIONS.entry("left-out", "positions are left out", change_result(lambda x: 0 * x)),
     POSITIONS.entry("reversed", "positions count from the end", change_result(lambda x: x[::-1])),
+    *(
+        IMAGE.entry(name, says, change_image_positions(change))
+        for name, says, change in (
+            ("left-out", "positions are left out", np.zeros_like),
+            (
+                "first-left-out",
+                "the class token has no position",
+                lambda rows: np.concatenate([0 * rows[:1], rows[1:]]),
+            ),
+            (
+                "of-patches-early",
+                "the positions of patches are one too small",
+                lambda rows: np.concatenate([rows[:1], rows[:-1]]),
+            ),
+            ("first-last", "the class token has the last position", lambda rows: np.roll(rows, 1, axis=0)),
+        )
+    ),
     RELATIVE.entry("one-sided", "relative positions count backwards only", set_keywords(bidirectional=False)),
     RELATIVE.entry("two-sided", "relative positions count both ways", set_keywords(bidirectional=True)),
     *(

@@ -335,7 +335,8 @@ add("llama_torch", "query_bias_missing", SELF_ATTENTION, "The bias of q_proj is 
 add("llama_torch", "mask_inverted", SELF_ATTENTION, "Padding is attended to, and real tokens are masked.",
     ("masked_fill(~key_padding", "masked_fill(key_padding"))
 add("llama_torch", "float16_rotary", SELF_ATTENTION, "Sines and cosines are rounded to float16.",
-    ("(angles.cos() * self.attention_factor).to(dtype)", "(angles.cos() * self.attention_factor).half().to(dtype)"))
+    ("(angles.cos() * self.attention_factor).to(dtype)", "(angles.cos() * self.attention_factor).half().to(dtype)"),
+    ("(angles.sin() * self.attention_factor).to(dtype)", "(angles.sin() * self.attention_factor).half().to(dtype)"))
 
 add("llama_jax", "cache_not_advanced", SELF_ATTENTION, "The length of the cache stays 0.",
     ("length=cache.length + T", "length=cache.length"), shown_by="step")

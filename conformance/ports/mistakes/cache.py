@@ -1,0 +1,199 @@
+"""Mistakes of decoding with a cache, which leave the whole pass right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from conformance.ports.computation import Computation, Step
+from conformance.ports.mistakes.attention import MASK, ROTATION, attend_with, complete
+from conformance.ports.mistakes.masks import map_masks
+from conformance.ports.mistakes.mistake import ModelMistake
+from reference_numpy import materialize
+from reference_numpy.attention_steps import attention_scores, repeat_heads, softmax
+from specification.masks import Causal, Dense
+
+
+def restart_positions(late: int) -> Callable[[Computation], Computation]:
+    """Positions of each part begin at 0, or `late` too early after the first part."""
+    return count_otherwise(lambda chunks: [
+        0 if not late else max(start - late * (start > 0), 0) for start in np.cumsum((0, *chunks))[:-1]
+    ])  # fmt: skip
+
+
+def count_otherwise(begin: Callable[[tuple[int, ...]], list[int]]) -> Callable[[Computation], Computation]:
+    """Positions of each part begin elsewhere. begin: from the lengths of the parts to their first positions."""
+
+    def change(computation: Computation) -> Computation:
+        starts = begin(computation.chunks)
+        parts = [np.arange(length) + start for start, length in zip(starts, computation.chunks, strict=True)]
+        positions = np.concatenate(parts) if parts else None
+
+        def rewrite(step: Step) -> Step:
+            if positions is None:
+                return step
+            if step.kind == "learned_positions":
+                return step._replace(function=lambda table, *_, **__: table[positions])
+            if step.kind == "attend":
+                return turn_by(step, positions)
+            return step
+
+        return computation.rewrite(rewrite)
+
+    return change
+
+
+def turn_by(step: Step, positions: np.ndarray) -> Step:
+    """Rotate queries and keys by other positions."""
+    step = complete(step)
+    rotation = step.arguments[ROTATION]
+    if rotation is None:
+        return step
+    return step.argument(ROTATION, rotation._replace(
+        sine=rotation.sine[..., positions, :], cosine=rotation.cosine[..., positions, :]))  # fmt: skip
+
+
+def forget_cache(computation: Computation, most: int = 0) -> Computation:
+    """Tokens attend to those of their own part, and of so many before it, alone."""
+    part = np.repeat(np.arange(len(computation.chunks)), computation.chunks)
+
+    def rewrite(step: Step) -> Step:
+        if step.kind != "attend" or not len(part):
+            return step
+        mask = step.arguments[MASK]
+        same = Dense(part[:, None] - part[None, :] <= most)
+        return step.argument(MASK, same if mask is None else mask & same)
+
+    return computation.rewrite(rewrite)
+
+
+def keep_last_part(computation: Computation) -> Computation:
+    """The cache holds the last part alone, and positions begin at its length."""
+    counted = count_otherwise(lambda chunks: [0, *chunks][: len(chunks)])
+    return counted(forget_cache(computation, 1))
+
+
+VisibleKeys = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""From the positions of tokens [T, 1] and keys [1, T], where the part of each token begins [T, 1], and where it ends,
+to the keys that each token sees [T, T]."""
+
+
+def mask_parts(see: VisibleKeys) -> Callable[[Computation], Computation]:
+    """The causal mask of a part with a cache before it is another."""
+
+    def change(computation: Computation) -> Computation:
+        lengths = np.array(computation.chunks, int)
+        ends = np.repeat(np.cumsum(lengths), lengths)[:, None]
+        starts = ends - np.repeat(lengths, lengths)[:, None]
+        token, key = np.arange(len(ends))[:, None], np.arange(len(ends))[None, :]
+        seen = Dense(see(token, key, starts, ends) & (key < ends))
+
+        def rewrite(step: Step) -> Step:
+            if step.kind != "attend" or not len(ends):
+                return step
+            return step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: seen))
+
+        return computation.rewrite(rewrite)
+
+    return change
+
+
+def see_from_first(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    return key <= token - start
+
+
+def see_padded(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    return (key <= token - start) | (key >= end - start)
+
+
+def see_whole_part(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    return (key <= token) | (start > 0)
+
+
+CountPlaces = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From the positions of tokens [T], and where the part of each ends [T], to the empty places that each sees [T]."""
+
+
+def see_empty_places(count: CountPlaces, is_next_seen: bool = False) -> Callable[[Computation], Computation]:
+    """Tokens attend to places of the cache that hold no key yet: to zeros.
+
+    is_next_seen: whether they see the next token of their part too.
+    """
+
+    def change(computation: Computation) -> Computation:
+        lengths = np.array(computation.chunks, int)
+        empty = count(np.arange(lengths.sum()), np.repeat(np.cumsum(lengths), lengths))
+
+        def attention(
+            query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None, bias: Any = None,
+            scale: Any = None, softcap: Any = None, **_: Any,
+        ) -> Any:  # fmt: skip
+            B, H, Q, _ = query.shape
+            shape = (B, H, Q, key.shape[2])
+            allowed = np.broadcast_to(materialize(mask, Q, key.shape[2], batch=B, heads=H), shape)
+            key, value = repeat_heads(key, H), repeat_heads(value, H)
+            scores = attention_scores(query, key, np.ones(shape, bool), bias=bias, scale=scale, softcap=softcap)
+            # n keys of score 0 weigh as much as one of score log(n).
+            beside = np.broadcast_to(np.log(np.maximum(empty, 1))[:, None], (B, H, Q, 1))
+            there = np.broadcast_to(empty[:, None] > 0, (B, H, Q, 1))
+            pairs = np.concatenate([allowed, there], axis=-1)
+            weights = softmax(np.concatenate([scores, beside], axis=-1), pairs)[0]
+            return weights[..., :-1] @ value
+
+        def rewrite(step: Step) -> Step:
+            return attend_with(attention=attention)(step) if step.kind == "attend" and len(empty) else step
+
+        if is_next_seen:
+            computation = mask_parts(lambda token, key, start, end: key <= token + 1)(computation)
+        return computation.rewrite(rewrite)
+
+    return change
+
+
+def count_empty(capacity: int, token: np.ndarray, end: np.ndarray) -> Any:
+    return np.maximum(capacity - end, 0)
+
+
+CAPACITIES = (16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Places of caches that are made before the first token."""
+MISTAKES = (
+    ModelMistake(
+        "cache.next-place",
+        "GEN-1",
+        "with a cache, the place after a token is seen, whether a token stands there or nothing yet",
+        see_empty_places(lambda token, end: (token + 1 == end).astype(int), is_next_seen=True),
+    ),
+    *(
+        ModelMistake(
+            f"cache.empty-places-{capacity}",
+            "GEN-1",
+            f"the empty ones of a cache's {capacity} places are seen",
+            see_empty_places(partial(count_empty, capacity)),
+        )
+        for capacity in CAPACITIES
+    ),
+    ModelMistake("cache.positions-restart", "GEN-1", "with a cache, positions begin at 0 again", restart_positions(0)),
+    ModelMistake("cache.positions-late", "GEN-1", "with a cache, positions are one too small", restart_positions(1)),
+    ModelMistake("cache.not-read", "GEN-1", "what the cache holds is not attended to", forget_cache),
+    ModelMistake(
+        "cache.last-part", "GEN-1", "the cache holds the keys and values of the last part alone", keep_last_part
+    ),
+    ModelMistake(
+        "cache.mask-from-first",
+        "GEN-1",
+        "with a cache, the causal mask begins at the first key, in place of the part's",
+        mask_parts(see_from_first),
+    ),
+    ModelMistake(
+        "cache.mask-padded-behind",
+        "GEN-1",
+        "with a cache, the part's causal mask stands at the first keys, and all keys after it are visible",
+        mask_parts(see_padded),
+    ),
+    ModelMistake(
+        "cache.not-causal", "GEN-1", "with a cache, later tokens of a part are visible", mask_parts(see_whole_part)
+    ),
+)
