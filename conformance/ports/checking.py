@@ -318,7 +318,7 @@ class PortCheck:
         elif wrong and self.ignores_state_dict():
             self.add_violation(CONTRACT.id, "its results do not depend on the state dict", wrong[0])
         elif wrong and self.is_random(wrong[0]):
-            self.add_violation(CONTRACT.id, RANDOM, wrong[0])
+            self.add_violation(CONTRACT.id, RANDOM, wrong[0], step=self.find_random(wrong[0]))
         elif wrong:
             self.explain_numbers()
         if empty is not None:
@@ -379,6 +379,14 @@ class PortCheck:
         """Whether `build` makes another function of the same state dict, as where random weights stay as they are."""
         again = self.ask([shown.case])[0]
         return again.has_numbers and again.distance(np.asarray(shown.answer.result).astype(float)) > TWICE
+
+    def find_random(self, shown: Observation) -> str:
+        """Return the first sublayer that alone gives other results when the port is built anew."""
+        for case in list_isolated(shown.case.checkpoint, shown.case):
+            (one,) = self.ask([case])
+            if one.has_numbers and self.is_random(one):
+                return shorten(case.sublayer or "embedding or norm", case)
+        return ""
 
     def refuse(self, reply: Reply, request: Request) -> None:
         finding = Finding("build", np.inf, detail=reply.detail, raised_at=reply.raised_at)

@@ -167,7 +167,8 @@ def describe_case(case: ModelCase) -> str:
     inputs = [brief(array) for array in case.call.inputs]
     options = [f"{name}={brief(array)}" for name, array in case.call.options.items()]
     cached = f" by step, in parts of {', '.join(map(str, case.call.chunks))}" if case.call.chunks else ""
-    return f"build({{{format_config(case.checkpoint.config)}}}, ...)({', '.join([*inputs, *options])}){cached}"
+    config = case.checkpoint.config | {"dtype": case.dtype}
+    return f"build({{{format_config(config)}}}, ...)({', '.join([*inputs, *options])}){cached}"
 
 
 def describe_request(config: Mapping[str, Any], entries: Mapping[str, np.ndarray]) -> str:

@@ -60,13 +60,14 @@ PLANTED = {
               "attention.key-in-halves", "attention.columns-halved-for-pairs", "attention.key-paired-as-one",
               "attention.rotary-exponent-twice", "attention.queries-cut-from-rows", "blocks.first-self-attention-key",
              "norm.feed-forward-norm-of-attention", "embedding.is-output", "embedding.offset+1", "norm.sum",
-             "norm.no-eps",
+             "norm.no-eps", "attention.queries-tiled",
              "attention.rotary-model-width", "attention.rotary-exponent", "attention.softcap-50", "output.softcap-30"),
     "gemma2": ("norm.weight-itself", "embedding.not-scaled", "embedding.scale-in-bfloat16", "attention.no-window",
                "layers.shifted", "norm.swapped-self-attention-norm-self-attention-output-norm", "output.multiplied",
                "residual.attention-norm-of-sum"),
     "gpt_neox": ("order.pre", "attention.rotary-whole", "attention.rotary-last-columns"),
-    "t5": ("relative.one-sided", "padding.memory-ignored", "output.not-scaled", "wiring.memory-from-embedding"),
+    "t5": ("relative.one-sided", "padding.memory-ignored", "output.not-scaled", "wiring.memory-from-embedding",
+           "relative.table-of-encoder"),
     "vit": ("class-token.last", "patches.channel-last", "positions.first-left-out"),
 }  # fmt: skip
 CAPPED = ("attention.softcap-of-masked", "attention.softcap-unscaled")
@@ -93,6 +94,7 @@ def test_a_planted_mistake_is_named(dialect: str, name: str, number: int) -> Non
     ("dialect", "id", "value"),
     [
         ("bert", "norm.eps", 3e-4),
+        ("bert", "attention.mask-number", 3.0),
         ("gpt2", "network.gelu-cubic", 0.04715),
         ("llama", "attention.rotary-base", 20000.0),
         ("llama", "attention.scale", 0.3),
@@ -139,6 +141,7 @@ def test_steps_have_the_same_names_in_every_run(dialect: str) -> None:
         "cache.not-causal",
         "cache.last-part",
         "cache.next-place",
+        "cache.causal-strict",
         "cache.empty-places-64",
     ],
 )

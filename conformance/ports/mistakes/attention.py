@@ -140,6 +140,15 @@ def fill_scores(query: np.ndarray, key: np.ndarray, allowed: np.ndarray, **optio
     return np.where(allowed, attention_scores(query, key, np.ones_like(allowed), **options), -np.inf)
 
 
+def lower_scores(number: float) -> StepChange:
+    """Forbidden scores are lowered by a finite number."""
+
+    def lower(query: np.ndarray, key: np.ndarray, allowed: np.ndarray, **options: Any) -> Any:
+        return attention_scores(query, key, np.ones_like(allowed), **options) - number * ~allowed
+
+    return attend_otherwise(weigh_by_scores, lower)
+
+
 def cap_masked(
     query: np.ndarray, key: np.ndarray, allowed: np.ndarray, *, softcap: float | None, **options: Any
 ) -> Any:
@@ -459,6 +468,11 @@ def tile_heads(p: Any, heads: int) -> Any:
     return p._replace(query=take_columns(p.query, columns), output=output)
 
 
+def tile_queries(p: Any, heads: int) -> Any:
+    """The heads of queries alone are put into the order of tiled key heads; results keep the other order."""
+    return p._replace(query=tile_heads(p, heads).query)
+
+
 def merge_otherwise(p: Any, heads: int) -> Any:
     """What the heads give is laid side by side as [D, H]."""
     order = interleave(p.output.weight.shape[0], heads)
@@ -648,6 +662,12 @@ MISTAKES = (
     project("values-are-keys", "values are the keys", permute_projections("query", "key", "key")),
     project("keys-are-queries", "keys are the queries", permute_projections("query", "query", "value")),
     project("heads-tiled", "query head h reads key head h % G", tile_heads, "ATT-7"),
+    project(
+        "queries-tiled",
+        "query heads are grouped as [H / G, G], and what they give as [G, H / G]",
+        tile_queries,
+        "ATT-7",
+    ),
     *(
         entry(
             "heads-not-turned",

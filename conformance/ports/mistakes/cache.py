@@ -194,6 +194,12 @@ MISTAKES = (
         mask_parts(see_padded),
     ),
     ModelMistake(
+        "cache.causal-strict",
+        "GEN-1",
+        "with a cache, a token does not see itself",
+        mask_parts(lambda token, key, start, end: key < token),
+    ),
+    ModelMistake(
         "cache.not-causal", "GEN-1", "with a cache, later tokens of a part are visible", mask_parts(see_whole_part)
     ),
 )

@@ -21,6 +21,7 @@ from conformance.ports.mistakes.attention import (
     change_rotary,
     complete,
     find_scale,
+    lower_scores,
     multiply_scale,
 )
 from conformance.ports.mistakes.mistake import StepChange, StepMistake, change_fields
@@ -120,6 +121,10 @@ CONSTANTS = (
     Constant(
         "attention.rotary-scaling-factor", "POS-4", "the factor of rotary scaling is {value}", ("attend",), set_factor,
         lambda step: getattr(getattr(find_rotary(step), "scaling", None), "factor", None),
+    ),
+    Constant(
+        "attention.mask-number", "ATT-4", "forbidden scores are lowered by {value} alone", ("attend",), lower_scores,
+        lambda step: 2.0,
     ),
     Constant(
         "attention.window", "MASK-4", "the window reaches {value} keys back", ("attend",), set_window,

@@ -457,7 +457,20 @@ def cap_before_output(computation: Computation) -> Computation:
     return computation.rewrite(rewrite)
 
 
-EVERYWHERE: Scope = ()
+def share_table(reader: str, owner: str) -> Callable[[Computation], Computation]:
+    """One stack has the relative positions of the other."""
+
+    def change(computation: Computation) -> Computation:
+        stacks = list_stacks(computation)
+        table = getattr(stacks.get(f"{owner}."), "relative_positions", None)
+        if table is None or f"{reader}." not in stacks:
+            return computation
+        stack: Any = stacks[f"{reader}."]
+        return replace_stack(computation, f"{reader}.", stack._replace(relative_positions=np.array(table)))
+
+    return change
+
+
 MISTAKES = (
     ModelMistake(
         "norm.last-left-out",
@@ -506,6 +519,15 @@ MISTAKES = (
     ModelMistake("padding.encoder-ignored", "MASK-2", "padding is not masked in the encoder", pad_memory_only),
     ModelMistake(
         "padding.memory-ignored", "MASK-2", "padding is not masked in the cross-attention", show_padded_memory
+    ),
+    *(
+        ModelMistake(
+            f"relative.table-of-{owner}",
+            "POS-6",
+            f"the {reader} has the {owner}'s table of relative positions",
+            share_table(reader, owner),
+        )
+        for reader, owner in (("decoder", "encoder"), ("encoder", "decoder"))
     ),
     ModelMistake("positions.of-real-tokens", "POS-2", "positions count real tokens only", count_real_tokens),
 )
