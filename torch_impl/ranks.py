@@ -112,7 +112,9 @@ def describe_call(
 def fingerprint(array: Any) -> str:
     """What tells the contents of an array in a mask apart."""
     array = to_array(array)
-    numbers = array.detach().cpu().reshape(-1).view(torch.uint8).numpy() if isinstance(array, torch.Tensor) else array
+    numbers = array
+    if isinstance(array, torch.Tensor):  # an empty one may have strides of 0, of which no bytes can be viewed
+        numbers = array.detach().cpu().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()
     return f"{dtype_name(array)}{list(array.shape)} {hashlib.sha256(numbers.tobytes()).hexdigest()[:16]}"
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from specification import Causal, KeyPadding
+from specification import Causal, KeyLengths, KeyPadding
 from tests.support.ranks import Ranks, replaced
 from torch_impl import distributed
 
@@ -120,6 +120,15 @@ def test_masks_are_compared_by_what_they_hold(processes: Ranks) -> None:
     assert answers[0][1][1].startswith("mask must be the same on every rank, got KeyPadding(keep='bool[1, 8] ")
     alike = [KeyPadding(padding(3)), KeyPadding(padding(3).tolist())]
     answers = processes.ask(call, [(FUNCTIONS[0], {"mask": mask}) for mask in alike])
+    assert [error for _, error in answers] == [None, None]
+
+
+@pytest.mark.rule("DIST-5")
+def test_masks_of_no_batch_elements_are_compared(processes: Ranks) -> None:
+    """NumPy's empty arrays have strides of 0, which PyTorch keeps."""
+    empty = {"query": torch.ones(0, 2, 3, 4), "key": torch.ones(0, 1, 4, 4), "value": torch.ones(0, 1, 4, 4)}
+    mask = KeyLengths(torch.empty_strided((0,), (0,), dtype=torch.int64))
+    answers = processes.ask(call, [(FUNCTIONS[0], empty | {"mask": mask})] * 2)
     assert [error for _, error in answers] == [None, None]
 
 
