@@ -221,15 +221,15 @@ def compare(
 def ratio(got: np.ndarray, exact: Exact, bound: np.ndarray, dtype: str) -> np.ndarray:
     """|got - exact| / bound elementwise.
 
-    A NaN answers only a NaN, and an infinity only the same infinity, or a number so large that, within its bound, the
-    dtype cannot hold it. An exact answer has ratio 0 even where the bound is 0.
+    A NaN answers only a NaN, and an infinity only the same infinity, or a number within whose bound there are some of
+    its sign that the dtype cannot hold. An exact answer has ratio 0 even where the bound is 0.
     """
     with np.errstate(all="ignore"):
         error = np.abs((got - exact.high) - exact.low)
         ratios = np.where(error == 0, 0, error / bound)
         same = (got == exact.high) | (np.isnan(got) & np.isnan(exact.high))
-        overflow = np.isinf(got) & (np.sign(got) == np.sign(exact.high))
-        overflow &= np.abs(exact.high) + bound >= LARGEST.get(dtype, np.finfo(np.float64).max)
+        largest = LARGEST.get(dtype, np.finfo(np.float64).max)
+        overflow = np.isinf(got) & (np.sign(got) * exact.high + bound >= largest)
         numbers = np.isfinite(got) & np.isfinite(exact.high)
     return np.where(numbers, np.where(np.isnan(ratios), np.inf, ratios), np.where(same | overflow, 0.0, np.inf))
 

@@ -11,7 +11,9 @@ import torch
 
 from conformance import Report
 from conformance.bounds.arithmetic import Precision
+from conformance.cases.expectations import Exact
 from conformance.checks.catalogue import twin_bound
+from conformance.checks.comparison import ratio
 from tests.support.helpers import SMALL, Case, Finding, Runner, bound, find_errors, judged, name_of_cause, runner_of
 
 Function = Callable[..., Any]
@@ -252,3 +254,12 @@ def test_a_wrong_logsumexp_is_caught(fault: str, dtype: str) -> None:
     report = judge_kernel(kernel(FAULTS[fault]), ["ATT-12"], dtype=dtype, saved="logsumexp")
     assert [(found.rule, found.finding.level) for found in report.violations] == [("ATT-12", "core")]
     assert ONE_NUMBER not in map(name_of_cause, report.causes)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_infinity_is_right_where_the_bound_holds_numbers_beyond_the_dtype(sign: float) -> None:
+    """Of either sign, whatever that of the exact number is; a NaN never is."""
+    exact, infinity = Exact(np.array([sign * 1e-12]), np.zeros(1)), np.array([np.inf])
+    for got, bound_of_it, right in ((infinity, 1e6, True), (-infinity, 1e6, True), (-infinity, 1e4, False)):
+        assert bool(ratio(got, exact, np.array([bound_of_it]), "float16")[0] == 0) is right
+    assert ratio(np.array([np.nan]), exact, np.array([np.inf]), "float16")[0] == np.inf
