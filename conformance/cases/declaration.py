@@ -302,6 +302,14 @@ class DeclarationOptions(TypedDict, total=False):
     width_multiple: Annotated[
         int | None, Option("every width must be a multiple of this", partial(read_number, "width_multiple", 1))
     ]
+    length_multiple: Annotated[
+        int | None,
+        Option("numbers of queries and keys must be multiples of this", partial(read_number, "length_multiple", 1)),
+    ]
+    head_multiple: Annotated[
+        int | None,
+        Option("numbers of heads must be multiples of this, key heads too", partial(read_number, "head_multiple", 1)),
+    ]
     tile: Annotated[
         str | tuple[int, int] | None,
         Option("its tiles of queries and keys, such as 128x64; adds sizes around them", read_tile),
@@ -367,13 +375,16 @@ class Declaration:
     not take. room: features for which its signature has parameters, supported or not. unsure: features that nobody has
     named, of a signature that takes any keyword. lacking: optional arguments of the operation for which its signature
     has no parameter. mask_required: its signature says that a mask is always there. compiled: its framework compiles
-    for every shape. strides: arrays of its framework can lie in memory in several ways.
+    for every shape. strides: arrays of its framework can lie in memory in several ways. parts: of the keys that are
+    merged by one log-sum-exp each, where their number is known; else 0.
     """
 
     features: frozenset[str] = frozenset(FEATURES) - {"logsumexp", *KERNEL_ARGUMENTS}
     dtypes: tuple[str, ...] = FLOATING
     layout: str = "BHTD"
     width_multiple: int = 1
+    length_multiple: int = 1
+    head_multiple: int = 1
     tile: tuple[int, int] | None = None
     head_widths: tuple[tuple[int, int], ...] = ()
     windows: tuple[Window, ...] = ()
@@ -389,6 +400,7 @@ class Declaration:
     mask_required: bool = False
     compiled: bool = False
     strides: bool = True
+    parts: int = 0
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features
@@ -397,6 +409,11 @@ class Declaration:
         """Whether it takes heads of these widths: (D, V), or (D,) where there are no values."""
         whole = all(width % self.width_multiple == 0 for width in widths)
         return whole and (not self.head_widths or any(widths == pair[: len(widths)] for pair in self.head_widths))
+
+    def takes_counts(self, H: int, G: int, Q: int, K: int) -> bool:
+        """Whether it takes so many query heads, key heads, queries and keys, by its multiples."""
+        heads = H % self.head_multiple == G % self.head_multiple == 0
+        return heads and Q % self.length_multiple == K % self.length_multiple == 0
 
     def takes_scaling(self, scaling: object) -> bool:
         """Whether it takes a scaling of rotary frequencies, or None."""
@@ -495,14 +512,22 @@ class Sizes(NamedTuple):
 
 
 def adapt_sizes(s: Sizes, declaration: Declaration) -> Sizes:
-    """The sizes as the subject takes them: within its limits, widths in its multiples or the nearest that it takes."""
-    limits = declaration.limits
+    """The sizes as the subject takes them: within its limits, in its multiples or the nearest widths that it takes."""
+    limits, of_heads = declaration.limits, declaration.head_multiple
     heads = min(s.H, limits.get("heads", s.H))
     ratio = s.H // max(s.G, 1) if "gqa" in declaration else 1
     ratio = max(1, min(ratio, heads, limits.get("group_ratio", ratio)))
     groups = min(s.G if "gqa" in declaration else s.H, heads // ratio)
     Q = min(s.Q, limits.get("queries", s.Q), s.Q if "cross" in declaration else limits.get("keys", s.Q))
     K = min(s.K, limits.get("keys", s.K)) if "cross" in declaration else Q
+    if of_heads > 1:
+        groups = fit_multiple(groups, of_heads, limits.get("heads"))
+        ratio = max(1, min(ratio, limits.get("heads", ratio * groups) // max(groups, 1)))
+    if declaration.length_multiple > 1:
+        Q, K = (
+            fit_multiple(size, declaration.length_multiple, limits.get(name))
+            for name, size in (("queries", Q), ("keys", K))
+        )
     D, V = fit_width(s.D, "key_width", declaration), fit_width(s.V, "value_width", declaration)
     V = V if "value_width" in declaration else D
     if declaration.head_widths:
@@ -520,8 +545,13 @@ def nearest_widths(D: int, V: int, declaration: Declaration) -> tuple[int, int]:
 
 def fit_width(size: int, name: str, declaration: Declaration, unit: int = 1) -> int:
     """The next multiple that the subject takes, unless that is beyond its limit. unit: of the operation's widths."""
-    multiple, limit = lcm(declaration.width_multiple, unit), declaration.limits.get(name)
-    whole = -(-max(size, declaration.least.get(name, 0)) // multiple) * multiple
+    multiple = lcm(declaration.width_multiple, unit)
+    return fit_multiple(max(size, declaration.least.get(name, 0)), multiple, declaration.limits.get(name))
+
+
+def fit_multiple(size: int, multiple: int, limit: int | None = None) -> int:
+    """The next multiple, or the last one within a limit."""
+    whole = -(-size // multiple) * multiple
     return whole if limit is None else min(whole, limit // multiple * multiple)
 
 
@@ -535,6 +565,8 @@ def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
         declared["sines"] = "inputs"
     if declared.get("rotation") == "rounded":  # the sines alone
         del declared["rotation"]
+    if declaration.parts and "merging" in declared:
+        declared["parts"] = str(declaration.parts)
     formats = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
     return {name: value for name, value in formats.items() if name == "angles" or value not in ("float32", "float64")}
 

@@ -183,6 +183,8 @@ def unsupported_features(case: Case, declaration: Declaration) -> Iterator[str]:
     yield from (f"{name} {size}" for name, size in sizes.items() if size < declaration.least.get(name, size))
     if not declaration.takes_scaling(case.options.get("scaling")):
         yield f"scaling {type(case.options['scaling']).__name__}"
+    if masked and not declaration.takes_counts(*heads_and_keys(case)):
+        yield f"{' '.join(map(str, heads_and_keys(case)))} heads, key heads, queries and keys"
     if masked and not declaration.takes_widths(*widths_of(case)):
         yield f"head width {'/'.join(map(str, widths_of(case)))}"
     if not masked:

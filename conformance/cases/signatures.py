@@ -240,7 +240,8 @@ def refuse_meaningless(operation: str, options: Mapping[str, Any]) -> None:
         raise ValueError("convention capped is judged for attention only: judge the layer's attention by itself")
     facts = operation_facts(operation)
     sizes = {"limits": facts.dimension_names, "least": [name for name in facts.dimension_names if name in WIDTH_NAMES]}
-    refused = [] if facts.masked else [name for name in ("tile", "head_widths", "windows") if options.get(name)]
+    of_masked = ("tile", "head_widths", "windows", "length_multiple", "head_multiple")
+    refused = [] if facts.masked else [name for name in of_masked if options.get(name)]
     refused += [] if sizes["least"] else [name for name in ("width_multiple", "least") if options.get(name)]
     if options.get("scalings") and "scaling" not in definition(operation):
         refused.append("scalings")

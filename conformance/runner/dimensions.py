@@ -289,6 +289,7 @@ def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
     together = [("Q", "K")] if "cross" not in declaration else []
     together += [("D", "V")] if "value_width" not in declaration and "V" in names else []
     alone = [(name,) for name in names if not any(name in tied for tied in together)]
-    unit = declaration.width_multiple
-    widths = {"D", "V"}
-    return [Dimension(tied, unit, unit) if widths & set(tied) else Dimension(tied) for tied in (*alone, *together)]
+    units = dict.fromkeys("DV", declaration.width_multiple) | dict.fromkeys("QK", declaration.length_multiple)
+    units |= {"G": declaration.head_multiple}
+    steps = {tied: units.get(tied[0], 1) for tied in (*alone, *together)}
+    return [Dimension(tied, step, step) for tied, step in steps.items()]

@@ -159,10 +159,9 @@ class Search:
         sizes, found = sizes_of(case), dimensions(case, self.declaration)
         alone = [dimension.names[0] for dimension in found if len(dimension.names) == 1]
         pairs = [names for names in (("Q", "K"), ("D", "V")) if set(names) <= set(alone)]
-        unit = self.declaration.width_multiple if has_masks(case.operation) else 1
-        equal = [
-            Dimension(names, unit if "D" in names else 1) for names in pairs if len({sizes[n] for n in names}) == 1
-        ]
+        masked, declared = has_masks(case.operation), self.declaration
+        units = {"D": declared.width_multiple, "Q": declared.length_multiple} if masked else {}
+        equal = [Dimension(names, units.get(names[0], 1)) for names in pairs if len({sizes[n] for n in names}) == 1]
         return [*sorted(found, key=lambda dimension: -sizes[dimension.names[0]]), *equal]
 
     def takes(self, candidate: CaseExample | None) -> bool:

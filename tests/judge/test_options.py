@@ -28,6 +28,8 @@ SAID: dict[str, tuple[str, Any]] = {
     "dtypes": ("float32,float64", {"float64", "float32"}),
     "layout": ("BTHD", "BTHD"),
     "width_multiple": ("2", 2),
+    "length_multiple": ("4", 4),
+    "head_multiple": ("4", 4),
     "tile": ("8x4", (8, 4)),
     "head_widths": ("8,16/4", [8, (16, 4)]),
     "windows": ("3/0,7/all", [(3, 0), (7, None)]),
@@ -178,7 +180,8 @@ def test_unknown_declaration() -> None:
 
 def test_commands_and_python_give_the_same_report(folder: Path) -> None:
     """A real check, by words of the command line, by values, and by words as pytest has them."""
-    said = {name: pair for name, pair in SAID.items() if name not in ("windows", "layout", "head_widths")}
+    left_out = ("windows", "layout", "head_widths")
+    said = {name: pair for name, pair in SAID.items() if name not in left_out}
     said |= {"dtypes": ("float32", ["float32"]), "effort": ("quick", "quick"), "arrays": ("numpy", "numpy")}
     words = [word for name, (text, _) in said.items() for word in (f"--{name.replace('_', '-')}", text)]
     words += ["--operation", "attention", "--in-process", "--no-shrink", "--json", "report.json"]

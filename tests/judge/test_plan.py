@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from conformance.cases import features
+from conformance.cases.case import heads_and_keys
 from conformance.judge.plan import count_cases
 from conformance.operations import corpus
 from conformance.sampling import histories, strategies
@@ -160,3 +161,14 @@ def test_some_frozen_cases_ask_for_no_gradients(part: str) -> None:
     entries = [entry for entry in corpus.entries_for({"attention"}, COMPILED) if entry.check.name == "agreement"]
     alone = [entry.case for entry in entries if not entry.case.cotangents]
     assert sum(part in case.inputs or case.options.get(part) is not None for case in alone) >= 2
+
+
+def test_lengths_and_heads_come_in_the_multiples_that_a_function_takes() -> None:
+    whole = Declaration(length_multiple=3, head_multiple=2, limits={"heads": 9})
+    for probe in catalogue(whole, "attention"):
+        for _, example in draw_cases(probe.cases, 1, 7):
+            for case in example if isinstance(example, tuple) else (example,):
+                if getattr(case, "operation", "") == "attention":
+                    H, G, Q, K = heads_and_keys(case)
+                    assert (H % 2, G % 2, Q % 3, K % 3) == (0, 0, 0, 0), probe.title
+                    assert H <= 9
