@@ -12,7 +12,7 @@ from conformance.bounds.arithmetic import LARGEST
 from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name, is_gradient, padded_queries
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
-from conformance.checks.findings import Finding, Raised
+from conformance.checks.findings import Finding, LostRank, Raised
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, is_required, rank
 from conformance.oracle.departures import averages_nothing
 from conformance.subjects.subject import Answers, Subject, first_line
@@ -28,6 +28,8 @@ def error_finding(error: BaseException, subject: Subject, threads: int = 0) -> F
         return Finding(error.name, np.inf, detail=error.detail)
     if error is not subject.scope.raised:
         raise error
+    if isinstance(error, LostRank):
+        return Finding("call", np.inf, detail=error.detail)
     detail = Raised(type(error).__name__, first_line(error), threads)
     return Finding("call", np.inf, detail=detail, raised_at=find_raising_line(error, subject.code))
 

@@ -73,23 +73,37 @@ class TookTooLong(Detail):
     """A check took longer than its time limit. ended: whether its process had to be ended.
 
     crowding: by how much the limit was longer in wall time, on a busy machine where only wall time can be had.
+    ranks: of several, those that did not answer while the others waited for them.
     """
 
     seconds: float
     ended: bool = False
     size: Size | None = None
     crowding: float = 1.0
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ProcessEnded(Detail):
-    """The subject's process ended. code: its exit code, or minus its signal; None where it had to be ended."""
+    """The subject's process ended. code: its exit code, or minus its signal; None where it had to be ended.
+
+    rank: of several, the one whose process it is.
+    """
 
     code: int | None
     size: Size | None = None
+    rank: int | None = None
 
 
 NoAnswer = Raised | TookTooLong | ProcessEnded
+
+
+class LostRank(Exception):
+    """One of several ranks has not answered. detail: how that shows."""
+
+    def __init__(self, detail: TookTooLong | ProcessEnded) -> None:
+        super().__init__(detail)
+        self.detail = detail
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
 from conformance.cases.declaration import EVERYTHING, DeclarationOptions
@@ -105,6 +106,8 @@ def check(
     executor = make_executor(target, **({"seed": secrets.randbelow(2**32)} | chosen))
     target, effort = executor.target or target, chosen["effort"]
     executor.progress = progress
+    if target.ranks:  # which have the cores
+        workers = 1
     workers = usual_workers(target, effort) if workers is None else workers
     try:
         executor.shared = share_probes(target, chosen.get("time_limit", TIME_LIMIT), workers)
@@ -149,7 +152,23 @@ def read_target(
     given = {option: chosen.pop(option) for option in options_of(DeclarationOptions) if option in chosen}
     memory_limit = chosen.pop("memory_limit", None)
     arrays, device = chosen.pop("arrays", None), chosen.pop("device")
-    return Target(subject, operation, arrays, device, name, given, memory_limit=memory_limit), chosen
+    target = Target(subject, operation, arrays, device, name, given, memory_limit=memory_limit)
+    ranks, shard = chosen.pop("ranks", 0), chosen.pop("shard", "")
+    if ranks or shard:
+        target = spread(target, ranks, shard or "sequence")
+    return target, chosen
+
+
+def spread(target: Target, ranks: int, shard: str) -> Target:
+    """Return the target on ranks; ValueError where it cannot be called by them."""
+    if not ranks:
+        raise ValueError("shard means nothing without ranks")
+    if target.operation != "attention" or target.arrays == "numpy":
+        raise ValueError("ranks: for functions of PyTorch or JAX that compute attention alone")
+    if "vjp" in target.given:
+        raise ValueError("vjp: a function on ranks is differentiated by its framework")
+    where = "" if shard == "sequence" else f", {shard}"
+    return replace(target, ranks=ranks, shard=shard, name=f"{target.title} on {ranks} ranks{where}")
 
 
 def make_executor(

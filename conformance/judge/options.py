@@ -10,6 +10,7 @@ from conformance.cases.declaration import DeclarationOptions, Names
 from conformance.cases.options import Option, options_of, read_number
 from conformance.checks.levels import DEFAULT, JUDGED, LEVELS
 from conformance.ports.options import ModelOptions
+from conformance.subjects.shards import SHARDS
 from specification.dtypes import FLOATING
 
 EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
@@ -86,6 +87,17 @@ class CheckOptions(DeclarationOptions, CommonOptions, total=False):
 
     rules: Annotated[
         Names | None, Option("judge only these rules, such as MASK-1,ATT-5", names=lambda: JUDGED, many=True)
+    ]
+    ranks: Annotated[
+        int | None,
+        Option(
+            "how many processes or devices call the function together, each with its part",
+            partial(read_number, "ranks", 1),
+        ),
+    ]
+    shard: Annotated[
+        str | None,
+        Option("what each rank has a part of: sequence (the default), zigzag or heads", names=lambda: SHARDS),
     ]
     shrink: Annotated[
         bool | None, Option("make failing cases smaller, or do not", default=True, switch="shrink/no-shrink")

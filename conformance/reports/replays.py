@@ -67,7 +67,14 @@ def encode_target(target: Target) -> dict[str, Any]:
     given = {name: value for name, value in target.given.items() if not callable(value)}
     given = {name: sorted(v) if isinstance(v, set | frozenset) else v for name, v in given.items()}
     subject = target.subject if isinstance(target.subject, str) else None
-    fields = {"subject": subject, "operation": target.operation, "arrays": target.arrays, "device": target.device}
+    fields: dict[str, Any] = {
+        "subject": subject,
+        "operation": target.operation,
+        "arrays": target.arrays,
+        "device": target.device,
+    }
+    if target.ranks:
+        fields |= {"ranks": target.ranks, "shard": target.shard}
     return fields | {"name": target.title, "given": encode(given)}
 
 

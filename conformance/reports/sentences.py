@@ -77,11 +77,15 @@ def describe_detail(detail: Detail) -> str:
             when = f" {describe_phase(Phase('threads', count=threads))}" if threads else ""
             room = f" (its process may take {memory:.1f} GB; --memory-limit)" if memory else ""
             return f"raised {error}{when}: {text}{room}{describe_size(size)}"
-        case kinds.TookTooLong(seconds, ended, size, crowding):
+        case kinds.TookTooLong(seconds, ended, size, crowding, ranks):
             wall = f" ({seconds * crowding:.0f} s by the clock of a busy machine)" if crowding > 1 else ""
-            return f"took longer than {seconds:g} s{wall}{', and its process was ended' * ended}{describe_size(size)}"
-        case kinds.ProcessEnded(code, size):
-            return describe_end(code) + describe_size(size)
+            which = f" on {describe_ranks(ranks)}, for which the others waited" if ranks else ""
+            end = ", and its process was ended" * ended
+            return f"took longer than {seconds:g} s{wall}{which}{end}{describe_size(size)}"
+        case kinds.ProcessEnded(code, size, rank):
+            return ("" if rank is None else f"on rank {rank} ") + describe_end(code) + describe_size(size)
+        case wrong_answers.RanksDiffer(rank):
+            return f"is another one on rank {rank} than on rank 0, and must be that of the whole on each, bit for bit"
         case kinds.Printed(text):
             return f"prints to standard output: {text!r}"
         case kinds.MaskDiffers():
@@ -159,7 +163,12 @@ def describe_array(detail: wrong_answers.DtypeOrShape) -> str:
     if detail.layout:
         swapped = "; heads and queries have changed places" if detail.swapped else ""
         return f"is {got}, expected {due} {AXES[detail.layout]}{swapped}"
-    return f"has dtype and shape {got}, expected {due}" + (f" ({OTHER_LAYOUT})" if detail.swapped else "")
+    where = "" if detail.rank is None else f" on rank {detail.rank}"
+    return f"has dtype and shape {got}{where}, expected {due}" + (f" ({OTHER_LAYOUT})" if detail.swapped else "")
+
+
+def describe_ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def describe_phase(phase: Phase) -> str:

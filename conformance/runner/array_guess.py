@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.runner.in_process import TIME_LIMIT
 from conformance.runner.own_time import limit_time
 from conformance.subjects.callables import CallableSubject, Target
 from conformance.subjects.frameworks import FRAMEWORKS
@@ -43,11 +44,22 @@ def make_subject(target: Target, time_limit: float | None) -> tuple[Target, Subj
     Raises:
         ValueError: the target cannot be loaded.
     """
+    if target.arrays is None and target.ranks:
+        arrays, why = guess_arrays(target.function()) or ("", "")
+        target = replace(target, arrays=arrays or None, guessed=why)
+    if target.arrays is not None and target.ranks:
+        from conformance.runner.ranks import put_on_ranks
+
+        # Half of the time, so that a rank which hangs is known before the time of the check is over.
+        seconds = (TIME_LIMIT if time_limit is None else time_limit) / 2
+        return target, target.make(put_on_ranks(target.function(), target, seconds))
     if target.arrays is not None:
         return target, target.make()
     if isinstance(target.subject, str) and target.subject in IMPLEMENTATIONS:
         return replace(target, arrays=OF_PACKAGE[target.subject]), target.make()
     function = target.function()
+    if target.ranks:
+        raise ValueError("a function on ranks needs --arrays torch or --arrays jax")
     arrays, why = guess_arrays(function) or try_arrays(target, function, time_limit) or ("numpy", NOTHING_TELLS)
     target = replace(target, arrays=arrays, guessed=why)
     return target, target.make(function)

@@ -125,7 +125,7 @@ class FreshProcesses:
     """Fresh processes for one target, as long as the time for them lasts."""
 
     def __init__(self, target: Target | None, time_limit: float | None) -> None:
-        self.target = None if target is None else loadable(target)
+        self.target = None if target is None or target.ranks else loadable(target)  # ranks take long to start
         self.time_limit, self.left = time_limit, BUDGET
 
     def ask(self, steps: Sequence[Step]) -> list[list[Finding]] | None:

@@ -117,6 +117,7 @@ class Runner:
         try:
             with self.capture_output(), limit_time(self.time_limit):
                 findings = name_limit(check.run(self.subject, example, shared))
+            self.overrun += any(isinstance(one.detail, TookTooLong) for one in findings)
             self.answers = find_answers(self.subject, check, example)
             return findings
         except BaseException as error:

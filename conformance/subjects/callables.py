@@ -32,6 +32,7 @@ from conformance.subjects.conventions import (
 )
 from conformance.subjects.frameworks import FRAMEWORKS, Arrays, Framework, NoGradients
 from conformance.subjects.gradients import gradients_by_name
+from conformance.subjects.shards import declare_ranks
 from conformance.subjects.subject import (
     IMPLEMENTATIONS,
     Answers,
@@ -142,7 +143,8 @@ class CallableSubject(Subject):
             self.signature = replace(self.signature, implied=("pairing",))
         lacking = self.signature.lacking
         declaration = declaration.remove_features("biased") if "bias" in lacking else declaration
-        self.declaration = replace(declaration, lacking=lacking, strides=framework.strides)
+        strides = framework.strides and declaration.strides
+        self.declaration = replace(declaration, lacking=lacking, strides=strides)
 
     @property
     def code(self) -> Any:
@@ -258,6 +260,8 @@ class Target:
     `vjp` may be named by a string like the subject. guessed: what the guess of `arrays` goes by; empty for no guess.
     source: the file of the subject's code, if it was loaded from another one and comes from there.
     memory_limit: gigabytes that a process may allocate for it; see `conformance/runner/memory_limit.py`.
+    ranks: how many call it together, each with its part of a call; 0 for no such ones. shard: what they have a part of,
+    one of `shards.SHARDS`.
     """
 
     subject: str | Callable[..., Any]
@@ -269,6 +273,8 @@ class Target:
     guessed: str = ""
     source: str = ""
     memory_limit: float | None = None
+    ranks: int = 0
+    shard: str = "sequence"
 
     def make(self, function: Callable[..., Any] | None = None) -> Subject:
         """ValueError says what is wrong with the target, or with what is said of it. function: the subject, loaded."""
@@ -283,6 +289,8 @@ class Target:
         declaration = declaration_of(function, framework.name != "numpy", self.operation, **self.given)
         vjp = load(declaration.vjp) if isinstance(declaration.vjp, str) else declaration.vjp
         declaration = replace(declaration, vjp=vjp, compiled=framework.name == "jax")
+        if self.ranks:
+            declaration = declare_ranks(declaration, self.shard, self.ranks)
         return CallableSubject(function, self.operation, framework, declaration, self.title)
 
     def function(self) -> Callable[..., Any]:
@@ -296,6 +304,7 @@ class Target:
 
     @property
     def title(self) -> str:
+        """What the report calls it."""
         if self.name is not None or isinstance(self.subject, str):
             return self.name or str(self.subject)
         return getattr(self.subject, "__qualname__", repr(self.subject))

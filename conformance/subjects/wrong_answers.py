@@ -95,7 +95,7 @@ class DtypeOrShape(WrongPart):
     """An array of another dtype or shape. dtypes: those that it may have, and due: its shape.
 
     swapped: whether heads and lengths have changed places. layout: that in which a model's own function returns it,
-    whose axes are then told; empty elsewhere.
+    whose axes are then told; empty elsewhere. rank: of several, the one that returned it.
     """
 
     dtype: str
@@ -104,11 +104,19 @@ class DtypeOrShape(WrongPart):
     due: tuple[int, ...]
     swapped: bool = False
     layout: str = ""
+    rank: int | None = None
 
     @property
     def has_wrong_dtype(self) -> bool:
         """Whether the dtype alone is wrong."""
         return self.dtype not in self.dtypes and self.shape == self.due
+
+
+@dataclass(frozen=True)
+class RanksDiffer(WrongPart):
+    """What must be the same on every rank is not. rank: where it is another one than on rank 0."""
+
+    rank: int
 
 
 class WrongAnswer(Exception):
