@@ -128,7 +128,7 @@ class Precision:
     @classmethod
     def make(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
-        declared = dict(rounding or {})
+        declared = {name: value for name, value in (rounding or {}).items() if name not in ("ranks", "shard")}
         inner, parts = declared.pop(ARITHMETIC, inner), int(declared.pop("parts", 0))
         formats = {part: FORMATS[name] for part, name in declared.items() if name in FORMATS}
         units = UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype]

@@ -32,7 +32,8 @@ class Case:
         "products", "scores", "shared_heads" (the gradient of each), "shared_sums" (of these), "normalized", "sines"
         (and cosines of rotary angles), "rotation" (their products). "saved" is "logsumexp" where the backward pass
         takes the weights from one log-sum-exp for each row, "merging" where parts of the keys are merged by one each,
-        and "parts" is their number in digits where it is known.
+        and "parts" is their number in digits where it is known. "ranks" is how many call the function together, also
+        in digits, and "shard" what they have a part of.
         "angles" is "float32" where rotary angles are computed in float32. Besides, the declared ones of
         `declaration.FORMULAS`.
     memory: names of `cases.layouts.LAYOUTS` by input, and for "mask", "dropout_keep" and "cotangent" (those of all

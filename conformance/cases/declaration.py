@@ -375,8 +375,8 @@ class Declaration:
     not take. room: features for which its signature has parameters, supported or not. unsure: features that nobody has
     named, of a signature that takes any keyword. lacking: optional arguments of the operation for which its signature
     has no parameter. mask_required: its signature says that a mask is always there. compiled: its framework compiles
-    for every shape. strides: arrays of its framework can lie in memory in several ways. parts: of the keys that are
-    merged by one log-sum-exp each, where their number is known; else 0.
+    for every shape. strides: arrays of its framework can lie in memory in several ways. ranks: that call the
+    function together, 0 for no such ones. shard: what they have a part of.
     """
 
     features: frozenset[str] = frozenset(FEATURES) - {"logsumexp", *KERNEL_ARGUMENTS}
@@ -400,7 +400,8 @@ class Declaration:
     mask_required: bool = False
     compiled: bool = False
     strides: bool = True
-    parts: int = 0
+    ranks: int = 0
+    shard: str = ""
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features
@@ -565,8 +566,10 @@ def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
         declared["sines"] = "inputs"
     if declared.get("rotation") == "rounded":  # the sines alone
         del declared["rotation"]
-    if declaration.parts and "merging" in declared:
-        declared["parts"] = str(declaration.parts)
+    if declaration.ranks:
+        declared |= {"ranks": str(declaration.ranks), "shard": declaration.shard}
+        if "merging" in declared:
+            declared["parts"] = str(declaration.ranks * (2 if declaration.shard == "zigzag" else 1))
     formats = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
     return {name: value for name, value in formats.items() if name == "angles" or value not in ("float32", "float64")}
 

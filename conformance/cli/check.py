@@ -45,6 +45,12 @@ def check(
     Exit code 0: it conforms. 1: it violates a rule that the profile asks for. 2: the judge could not finish. 130:
     interrupted.
     """
+    if options.get("ranks"):
+        from conformance.runner.ranks import serve_launched, under_torchrun
+
+        if under_torchrun() and os.environ["RANK"] != "0":
+            serve_launched()
+            return
     from conformance.reports.tables import subject_report
     from conformance.subjects.callables import name_operation
 

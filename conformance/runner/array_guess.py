@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from conformance.runner.devices import make_devices, put_on_devices
 from conformance.runner.in_process import TIME_LIMIT
 from conformance.runner.own_time import limit_time
+from conformance.runner.ranks import put_on_ranks
 from conformance.subjects.callables import CallableSubject, Target
 from conformance.subjects.frameworks import FRAMEWORKS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
@@ -44,25 +46,37 @@ def make_subject(target: Target, time_limit: float | None) -> tuple[Target, Subj
     Raises:
         ValueError: the target cannot be loaded.
     """
-    if target.arrays is None and target.ranks:
-        arrays, why = guess_arrays(target.function()) or ("", "")
-        target = replace(target, arrays=arrays or None, guessed=why)
-    if target.arrays is not None and target.ranks:
-        from conformance.runner.ranks import put_on_ranks
-
-        # Half of the time, so that a rank which hangs is known before the time of the check is over.
-        seconds = (TIME_LIMIT if time_limit is None else time_limit) / 2
-        return target, target.make(put_on_ranks(target.function(), target, seconds))
+    if target.ranks:
+        return make_on_ranks(target, time_limit)
     if target.arrays is not None:
         return target, target.make()
     if isinstance(target.subject, str) and target.subject in IMPLEMENTATIONS:
         return replace(target, arrays=OF_PACKAGE[target.subject]), target.make()
     function = target.function()
-    if target.ranks:
-        raise ValueError("a function on ranks needs --arrays torch or --arrays jax")
     arrays, why = guess_arrays(function) or try_arrays(target, function, time_limit) or ("numpy", NOTHING_TELLS)
     target = replace(target, arrays=arrays, guessed=why)
     return target, target.make(function)
+
+
+def make_on_ranks(target: Target, time_limit: float | None) -> tuple[Target, Subject]:
+    """As `make_subject`, of a function that several ranks call together."""
+    if target.arrays == "jax":
+        make_devices(target.ranks)  # before the function's module asks for them
+    function = target.function()
+    if target.arrays is None:
+        arrays, why = guess_arrays(function) or ("numpy", NOTHING_TELLS)
+        target = replace(target, arrays=arrays, guessed=why)
+    if target.arrays == "jax":
+        return target, target.make(put_on_devices(function, target))
+    if target.arrays != "torch":
+        raise ValueError(f"ranks: for functions of PyTorch or JAX, --arrays torch or jax; {target.guessed}")
+    # Half of the time, so that a rank which hangs is known before the time of the check is over.
+    whole: Any = put_on_ranks(function, target, (TIME_LIMIT if time_limit is None else time_limit) / 2)
+    try:
+        whole.load()
+    except Exception as error:
+        raise ValueError(f"{target.title} cannot be loaded: {error}") from error
+    return target, target.make(whole)
 
 
 # --- what can be read -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import builtins
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 import pickle
 import secrets
@@ -32,12 +33,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conformance.cases.signatures import declaration_of
 from conformance.checks.findings import LostRank, ProcessEnded, TookTooLong
 from conformance.runner.fresh import CHECKING, PRELOADED, import_modules, loadable
 from conformance.runner.in_process import JudgeError
 from conformance.runner.process_lifetime import end_with_input
 from conformance.runner.workers import ONE_THREAD, Worker, encode_call
 from conformance.subjects.callables import Target
+from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.shards import Shards, layout_of
 from conformance.subjects.subject import describe_value, first_line, type_name
 from conformance.subjects.wrong_answers import Returned, WrongAnswer, find_raising_line
@@ -78,19 +81,20 @@ def put_on_ranks(function: Callable[..., Any], target: Target, seconds: float) -
         function: the target's, which is loaded here for its signature alone.
         target: what each rank loads, its number of ranks, and what they have a part of.
         seconds: how long the ranks may take for one pass.
+
+    Raises:
+        ValueError: no other process finds the function by its name.
     """
     import torch
-
-    from conformance.subjects.frameworks import TorchArrays
 
     found = loadable(target)
     if found is None:
         raise ValueError(f"{target.title} must be found by a name in the processes of ranks: package.module:function")
-    processes, arrays = RankProcesses(replace(found, given={}), seconds), TorchArrays(target.device)
-    processes.start()
-    conventions, layout = target.given.get("conventions", {}), target.given.get("layout", "BHTD")
-    tiled = "tiled" in str(conventions)
-    numbers = iter(range(2**63))
+    named_target, arrays = replace(found, given={}), TorchArrays(target.device)
+    processes = PROCESSES.get((target.ranks, seconds)) or RankProcesses(target.ranks, seconds)
+    PROCESSES[target.ranks, seconds] = processes
+    declared = declaration_of(function, True, target.operation, **target.given)
+    layout, tiled = declared.layout, declared.convention("heads") == "tiled"
 
     def to_numpy(value: Any) -> Any:
         return map_arrays(value, lambda a: arrays.numpy(a) if isinstance(a, torch.Tensor) else a)
@@ -102,10 +106,10 @@ def put_on_ranks(function: Callable[..., Any], target: Target, seconds: float) -
         ) -> Any:
             named = {name: to_numpy(value) for name, value in (named | dict(zip(names, tensors, strict=True))).items()}
             shards = Shards.read_call(target.shard, target.ranks, named, layout, tiled)
-            number, calls = next(numbers), []
+            number, calls = next(NUMBERS), []
             for rank in range(target.ranks):
                 parts = {name: shards.cut(name, value, rank) for name, value in named.items()}
-                calls.append((number, places, parts, names))
+                calls.append((named_target, number, places, parts, names))
             replies = processes.ask(call_forward, calls)
             ctx.handle = Handle()
             weakref.finalize(ctx.handle, processes.released.append, number)
@@ -128,7 +132,7 @@ def put_on_ranks(function: Callable[..., Any], target: Target, seconds: float) -
             number, shards, names, inputs = ctx.state
             named = {n: to_numpy(c) for n, c in zip(RESULTS, cotangents, strict=False)}
             calls = [
-                (number, [shards.cut(name, array, rank) for name, array in named.items()])
+                (named_target, number, [shards.cut(name, array, rank) for name, array in named.items()])
                 for rank in range(target.ranks)
             ]
             replies = processes.ask(call_backward, calls)
@@ -152,6 +156,7 @@ def put_on_ranks(function: Callable[..., Any], target: Target, seconds: float) -
         return OnRanks.apply(places, others, names, *(named[name] for name in names))
 
     whole.__signature__ = own  # type: ignore[attr-defined]
+    whole.load = lambda: processes.ask(load_here, [(named_target,)] * target.ranks)  # type: ignore[attr-defined]
     return whole
 
 
@@ -163,25 +168,25 @@ class Handle:
 
 
 class RankProcesses:
-    """One process for each rank, all in one group.
+    """One process for each rank, all in one group, for all functions on so many ranks.
 
     released: numbers of calls whose backward pass cannot come any more.
     """
 
-    def __init__(self, target: Target, seconds: float) -> None:
-        self.target, self.seconds = target, seconds
+    def __init__(self, count: int, seconds: float) -> None:
+        self.count, self.seconds = count, seconds
         self.connections: list[Connection] = []
         self.pids: list[int] = []
         self.released: list[int] = []
-        self.forking: Worker | None = None
+        self.forking: list[Worker] = []
         self.lock, self.launched, self.lost = Lock(), under_torchrun(), False
-        weakref.finalize(self, end_processes, self.pids, self.connections)
+        weakref.finalize(self, end_processes, self.pids, self.connections, self.forking)
 
     def start(self) -> None:
-        """Start all ranks, and wait until each has loaded the function; ValueError where one cannot."""
+        """Start all ranks, and wait until they have found each other; ValueError where they do not."""
         if self.lost and self.launched:
             raise JudgeError("the ranks that torchrun has started are lost, and nothing more can be asked")
-        count = self.target.ranks
+        count = self.count
         try:
             with tempfile.TemporaryDirectory() as folder, listen(folder, self.launched) as listener:
                 address = listener.address, listener.key
@@ -193,23 +198,21 @@ class RankProcesses:
                 self.connections += [came[rank] for rank in range(count)]
                 store = "" if self.launched else str(Path(folder) / "store")
                 for connection in self.connections:
-                    connection.send((self.target, self.seconds, store, sys.path))
-                for rank, connection in enumerate(self.connections):
-                    error = connection.recv() if connection.poll(STARTING) else f"not loaded after {STARTING:g} s"
-                    if error is not None:
-                        raise ValueError(f"rank {rank}: {error}")
+                    connection.send((count, self.seconds, store, sys.path))
+                if not all(connection.poll(STARTING) and connection.recv() for connection in self.connections):
+                    raise EOFError
         except (OSError, EOFError, KeyError) as error:
             self.stop()
-            raise ValueError(f"not all of {count} ranks have loaded the function") from error
+            raise ValueError(f"{count} ranks do not find each other") from error
         except BaseException:
             self.stop()
             raise
 
     def forking_process(self) -> Worker:
-        if self.forking is None or not self.forking.is_alive:
+        if not self.forking:
             environment = ONE_THREAD | {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ
-            self.forking = Worker("conformance.runner.workers:serve_calls", env=environment)
-        return self.forking
+            self.forking.append(Worker("conformance.runner.workers:serve_calls", env=environment))
+        return self.forking[0]
 
     def stop(self) -> None:
         """End all ranks; the next call starts them anew."""
@@ -286,6 +289,12 @@ class RankProcesses:
         return code
 
 
+PROCESSES: weakref.WeakValueDictionary[tuple[int, float], RankProcesses] = weakref.WeakValueDictionary()
+"""Those that some function is on, by their number and their seconds."""
+NUMBERS = itertools.count()
+"""Of calls."""
+
+
 def like(name: str, text: str) -> Exception:
     """An exception as a rank raised it, by the name of its type."""
     base = getattr(builtins, name, Exception)
@@ -294,12 +303,14 @@ def like(name: str, text: str) -> Exception:
     return made
 
 
-def end_processes(pids: list[int], connections: list[Connection]) -> None:
+def end_processes(pids: list[int], connections: list[Connection], forking: Sequence[Worker] = ()) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for connection in connections:
         connection.close()
+    for worker in forking:
+        worker.close()
     pids.clear()
     connections.clear()
 
@@ -343,11 +354,13 @@ def fork_ranks(address: Address, ranks: Sequence[int]) -> list[int]:
     for rank in ranks:
         pid = os.fork()
         if pid == 0:
+            code = 1
             try:
                 end_with_input()
                 serve_rank(address, rank)
+                code = 0
             finally:
-                os._exit(0)
+                os._exit(code)
         pids.append(pid)
     return pids
 
@@ -368,15 +381,17 @@ def wait_for(pid: int) -> int | None:
 
 
 class Rank(NamedTuple):
-    """What a rank's process has loaded. calls: by number, the results and the inputs whose gradients may be asked."""
+    """What a rank's process has loaded, and keeps.
 
-    function: Callable[..., Any]
-    options: dict[str, Any]
-    arrays: Any
+    functions: with the options that each takes on ranks. calls: by number, the results and the inputs whose gradients
+    may be asked for.
+    """
+
+    functions: dict[Any, tuple[Callable[..., Any], dict[str, Any]]]
     calls: dict[int, tuple[Any, Any]]
 
 
-loaded: list[Rank] = []
+RANK = Rank({}, {})
 
 
 def serve_launched() -> None:
@@ -385,97 +400,96 @@ def serve_launched() -> None:
 
 
 def serve_rank(address: Address, rank: int) -> None:
-    """Load the function that the judge names, and answer its calls until it ends."""
-    where, key = address
-    with Client(where, authkey=key) as connection, contextlib.suppress(EOFError, OSError):
-        connection.send(rank)
-        target, seconds, store, path = connection.recv()
-        if store:
-            sys.path[:] = path
-        try:
-            load_on_rank(target, rank, seconds, store)
-        except Exception as error:
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            connection.send(kind + first_line(error))
-            return
-        connection.send(None)
-        while True:
-            connection.send_bytes(answer(*pickle.loads(connection.recv_bytes())))
-
-
-def load_on_rank(target: Target, rank: int, seconds: float, store: str) -> None:
-    """Join the group, and load the function. store: a file with which the ranks find each other, "" for torchrun's."""
+    """Join the group, and answer the judge's calls until it ends."""
     import torch
     import torch.distributed as dist
 
-    from conformance.subjects.frameworks import TorchArrays
+    where, key = address
+    with Client(where, authkey=key) as connection, contextlib.suppress(EOFError, OSError):
+        connection.send(rank)
+        count, seconds, store, path = connection.recv()
+        group: dict[str, Any] = {"rank": rank, "world_size": count, "init_method": f"file://{store}"}
+        if store:
+            sys.path[:] = path
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=seconds), **(group if store else {}))
+        connection.send(True)
+        while True:
+            function, arguments = pickle.loads(connection.recv_bytes())
+            connection.send_bytes(answer(function, *arguments))
 
-    torch.set_num_threads(1)
-    where: dict[str, Any] = {"rank": rank, "world_size": target.ranks, "init_method": f"file://{store}"}
-    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds), **(where if store else {}))
-    function = target.function()
-    named = inspect.signature(function).parameters
-    options = {"layout": layout_of(target.shard)} if "layout" in named else {}
-    loaded[:] = [Rank(function, options, TorchArrays(target.device), {})]
+
+def load_function(target: Target) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Load a target's function; ValueError says why there is none."""
+    key = target.subject, target.shard
+    if key not in RANK.functions:
+        function = target.function()
+        named = inspect.signature(function).parameters
+        RANK.functions[key] = function, {"layout": layout_of(target.shard)} if "layout" in named else {}
+    return RANK.functions[key]
 
 
-def answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    """Return (what the function returns, the error that it raises), pickled."""
-    (rank,) = loaded
+def answer(function: Callable[..., Any], target: Target, *arguments: Any) -> bytes:
+    """Return (what the function returns, the error that it raises), pickled. The last argument: what is released."""
     *given, released = arguments
     for number in released:
-        rank.calls.pop(number, None)
+        RANK.calls.pop(number, None)
     try:
-        return pickle.dumps((function(*given), None))
+        return pickle.dumps((function(target, *given), None))
     except WrongAnswer as error:
         return pickle.dumps((None, error))
     except Exception as error:
-        line = find_raising_line(error, rank.function)
-        text = first_line(error) + (f" ({line})" if line else "")
-        return pickle.dumps((None, (type(error).__name__, text)))
+        found = RANK.functions.get((target.subject, target.shard))
+        line = "" if found is None else find_raising_line(error, found[0])
+        return pickle.dumps((None, (type(error).__name__, first_line(error) + (f" ({line})" if line else ""))))
+
+
+def load_here(target: Target) -> None:
+    """Load the function, so that what is wrong with it is known before it is called."""
+    load_function(target)
 
 
 def call_forward(
-    number: int, places: Sequence[str], named: dict[str, Any], wanted: Sequence[str]
+    target: Target, number: int, places: Sequence[str], named: dict[str, Any], wanted: Sequence[str]
 ) -> tuple[Any, bool, bool]:
     """Return this rank's results, whether they have gradients, and whether there are several.
 
     Args:
+        target: whose function is called.
         number: of the call.
         places: names of the arguments that go by place.
         named: all arguments, with arrays of NumPy.
         wanted: names of those whose gradients may be asked for.
     """
-    (rank,) = loaded
+    (function, options), arrays = load_function(target), TorchArrays()
 
     def to_tensors(value: Any) -> Any:
-        return map_arrays(value, lambda a: rank.arrays.array(a) if isinstance(a, np.ndarray) else a)
+        return map_arrays(value, lambda a: arrays.array(a) if isinstance(a, np.ndarray) else a)
 
     tensors = {name: to_tensors(value) for name, value in named.items()}
     inputs = [tensors[name].requires_grad_() for name in wanted]
     given = [tensors.pop(name) for name in places]
-    returned = rank.function(*given, **tensors, **rank.options)
+    returned = function(*given, **tensors, **options)
     several = isinstance(returned, tuple | list)
     results = list(returned) if several else [returned]
     for result in results:
-        if not isinstance(result, rank.arrays.kind):
-            raise WrongAnswer(Returned(describe_value(result), array=type_name(rank.arrays.kind)))
+        if not isinstance(result, arrays.kind):
+            raise WrongAnswer(Returned(describe_value(result), array=type_name(arrays.kind)))
     if wanted:
-        rank.calls[number] = results, inputs
+        RANK.calls[number] = results, inputs
     connected = any(result.requires_grad for result in results)
-    return [np.array(rank.arrays.numpy(result)) for result in results], connected, several
+    return [np.array(arrays.numpy(result)) for result in results], connected, several
 
 
-def call_backward(number: int, cotangents: Sequence[np.ndarray]) -> list[np.ndarray]:
+def call_backward(target: Target, number: int, cotangents: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the gradients of the inputs that were wanted."""
     import torch
 
-    (rank,) = loaded
-    results, inputs = rank.calls[number]
-    pairs = [(r, rank.arrays.array(c)) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
+    (results, inputs), arrays = RANK.calls[number], TorchArrays()
+    pairs = [(r, arrays.array(c)) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
     if not pairs:  # as on a rank without queries
-        return [np.zeros_like(rank.arrays.numpy(array)) for array in inputs]
+        return [np.zeros_like(arrays.numpy(array)) for array in inputs]
     gradients = torch.autograd.grad(
         [result for result, _ in pairs], inputs, [bar for _, bar in pairs], retain_graph=True, materialize_grads=True
     )
-    return [np.array(rank.arrays.numpy(gradient)) for gradient in gradients]
+    return [np.array(arrays.numpy(gradient)) for gradient in gradients]

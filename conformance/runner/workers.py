@@ -297,7 +297,8 @@ def encode_result(function: Callable[..., Any], arguments: tuple[Any, ...]) -> b
 
 def kind(declaration: Declaration) -> str:
     """The same for all subjects for which the same cases are drawn."""
-    return json.dumps([declaration.contents(), declaration.compiled], sort_keys=True)
+    own = declaration.compiled, declaration.ranks, declaration.shard
+    return json.dumps([declaration.contents(), *own], sort_keys=True)
 
 
 def group_indices(kinds: Sequence[Hashable]) -> list[list[int]]:

@@ -223,8 +223,8 @@ class JaxArrays(Framework):
         return take(indices, order, axis=-1), take(weights, order, axis=-1)
 
     def elsewhere(self, array: Any) -> str:
-        devices = array.devices()
-        return "" if devices == {self.device} else ", ".join(sorted(map(str, devices)))
+        devices = array.devices()  # several of one that is spread over ranks
+        return "" if self.device in devices else ", ".join(sorted(map(str, devices)))
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         context = contextlib.ExitStack()

@@ -16,7 +16,7 @@ import numpy as np
 
 from conformance.cases.declaration import Declaration
 from conformance.subjects.wrong_answers import DtypeOrShape, RanksDiffer, WrongAnswer
-from specification.distributed import even_pieces, shard_positions
+from specification.distributed import shard_positions
 from specification.masks import Mask, part
 
 SHARDS = ("sequence", "zigzag", "heads")
@@ -37,16 +37,16 @@ def layout_of(shard: str) -> str:
 def declare_ranks(declaration: Declaration, shard: str, ranks: int) -> Declaration:
     """What is declared of a function on ranks, where nothing else is said.
 
-    Parts of the sequence are merged by their log-sum-exps, as in a ring (DIST-1). Parts of the heads are equal. So are
-    those of the sequence where they are arguments of `jax.shard_map`.
+    Parts of the sequence are merged by their log-sum-exps, as in a ring (DIST-1). Parts of the heads are equal, of two
+    key heads or more: where a rank has one, it could not tell whether a bias of one head is shared. Parts of the
+    sequence are equal where they are arguments of `jax.shard_map`.
     """
-    declaration = replace(declaration, strides=False)
+    declaration = replace(declaration, strides=False, ranks=ranks, shard=shard)
     if shard == "heads":
-        return replace(declaration, head_multiple=lcm(declaration.head_multiple, ranks))
+        return replace(declaration, head_multiple=lcm(declaration.head_multiple, 2 * ranks))
     merged = {"saved": "logsumexp", "merging": "logsumexp", **declaration.conventions}
-    parts = ranks * len(even_pieces(0, 1, layout_of(shard))[0])
     length = lcm(declaration.length_multiple, ranks if declaration.compiled else 1)
-    return replace(declaration, conventions=merged, parts=parts, length_multiple=length)
+    return replace(declaration, conventions=merged, length_multiple=length)
 
 
 @dataclass(frozen=True)
