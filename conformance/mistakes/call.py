@@ -50,10 +50,15 @@ class Call:
 
     @cached_property
     def features(self) -> frozenset[str]:
-        """Those that a declaration names, values of options, and "hidden_rows": the mask allows some query no key."""
+        """Those that a declaration names, values of options, what ranks have a part of, and "hidden_rows".
+
+        "hidden_rows": the mask allows some query no key.
+        """
         query = self.case.inputs.get("query")
         hidden = query is not None and query.ndim == 4 and self.sizes.get("K") and empty_rows(self.case).any()
-        return frozenset({*features_of(self.case), *option_features(self.case), *(["hidden_rows"] if hidden else [])})
+        shard = self.case.rounding.get("shard")
+        others = (["hidden_rows"] if hidden else []) + ([shard] if shard else [])
+        return frozenset({*features_of(self.case), *option_features(self.case), *others})
 
     @cached_property
     def argument_names(self) -> frozenset[str]:

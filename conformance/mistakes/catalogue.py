@@ -21,6 +21,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "backward": ATTENTION,
     "special_values": (*ATTENTION, "merge_attention"),
     "merging": ("merge_attention",),
+    "ranks": ("attention",),
     "norms": NORMS,
     "norm_gradients": NORMS,
     "positions": ("sinusoidal_positions", "learned_positions", "alibi_bias", "relative_position_bias"),

@@ -12,7 +12,11 @@ from conformance.cases.case import Case, numpy_dtype
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake
 from conformance.oracle.reference import evaluate_definition
+from conformance.subjects.shards import SHARDS, declare_ranks
 from conformance.subjects.subject import Answers, NumpySubject
+
+RANKS = {"sequence": 3, "zigzag": 2, "heads": 2}
+"""On how many ranks a mistake of ranks is planted."""
 
 
 class PlantedSubject(NumpySubject):
@@ -23,6 +27,8 @@ class PlantedSubject(NumpySubject):
         self.name, self.mistake = str(mistake), mistake
         added = {*mistake.condition.features} & {"logsumexp", *KERNEL_ARGUMENTS}
         self.declaration = replace(self.declaration, features=self.declaration.features | added)
+        for shard in {*mistake.condition.features} & {*SHARDS}:
+            self.declaration = declare_ranks(self.declaration, shard, RANKS[shard])
 
     def answer_case(self, case: Case) -> Answers:
         """The definition's answers, but for what the mistake predicts; it has no arguments of kernels."""
