@@ -41,6 +41,11 @@ SENTENCES: list[tuple[kinds.Detail, str]] = [
         "is float32 [1, 3, 2, 4], expected float32 [1, 2, 3, 4] [batch, heads, queries, width]; "
         "heads and queries have changed places",
     ),
+    (replace(WIDE, rank=1), "has dtype and shape float64 [2] on rank 1, expected float16 or float32 [2]"),
+    (
+        wrong_answers.RanksDiffer(1),
+        "is another one on rank 1 than on rank 0, and must be that of the whole on each, bit for bit",
+    ),
     (kinds.Raised("ValueError", "no"), "raised ValueError: no"),
     (
         kinds.Raised("ValueError", "no", threads=3, size=kinds.Size("keys", 4096)),
@@ -48,7 +53,12 @@ SENTENCES: list[tuple[kinds.Detail, str]] = [
     ),
     (kinds.TookTooLong(1.5), "took longer than 1.5 s"),
     (kinds.TookTooLong(2, ended=True), "took longer than 2 s, and its process was ended"),
+    (
+        kinds.TookTooLong(2, ended=True, ranks=(1, 2)),
+        "took longer than 2 s on ranks 1, 2, for which the others waited, and its process was ended",
+    ),
     (kinds.ProcessEnded(3), "its process ended with exit code 3"),
+    (kinds.ProcessEnded(7, rank=2), "on rank 2 its process ended with exit code 7"),
     (kinds.ProcessEnded(-6), "its process died of SIGABRT"),
     (kinds.ProcessEnded(-99), "its process died of signal 99"),
     (kinds.ProcessEnded(None), "its process lost its connection to the judge, and was ended"),

@@ -15,7 +15,7 @@ from conformance.selftest.behaviours.behaviour import Behaviour
 __all__ = ["Behaviour", "behaviours", "missing_frameworks"]
 
 FILES = ("memory", "state", "results", "bad_input")
-FRAMEWORKS = {"torch": ("layouts", "autograd"), "jax": ("tracing",)}
+FRAMEWORKS = {"torch": ("layouts", "autograd", "ranks"), "jax": ("tracing",)}
 """Files whose behaviours need a framework."""
 
 

@@ -13,6 +13,8 @@ from conformance.cases.declaration import declare
 from conformance.subjects.callables import Target
 from conformance.subjects.subject import Subject
 
+RANKS_WAIT = 8.0
+"""Seconds after which a rank is lost."""
 Function = Callable[..., Any]
 Arguments = dict[str, Any]
 """Of one call, by the names of the function's parameters."""
@@ -30,27 +32,40 @@ class Behaviour:
         operation: that it implements.
         arrays: their framework.
         given: what is said of both, as in `check`.
+        ranks, shard: how many call it together, and what they have a part of. The functions then have names.
     """
 
     rule: str
     name: str
-    function: Function
-    right: Function
+    function: Function | str
+    right: Function | str
     operation: str = "attention"
     arrays: str = "numpy"
     given: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 0
+    shard: str = "sequence"
 
     @property
     def title(self) -> str:
         return f"{self.rule} {self.name}"
 
     def make(self) -> Subject:
-        return Target(self.function, self.operation, self.arrays, name=self.title, given=self.given).make()
+        return self.make_subject(self.function, self.title)
 
     def make_right(self) -> Subject:
         """The right one under the same declaration."""
-        name = f"{self.right.__module__}.{self.right.__qualname__}"
-        return Target(self.right, self.operation, self.arrays, name=name, given=self.given).make()
+        right = self.right
+        return self.make_subject(right, right if isinstance(right, str) else f"{right.__module__}.{right.__qualname__}")
+
+    def make_subject(self, function: Function | str, name: str) -> Subject:
+        target = Target(
+            function, self.operation, self.arrays, name=name, given=self.given, ranks=self.ranks, shard=self.shard
+        )
+        if not self.ranks:
+            return target.make()
+        from conformance.runner.ranks import put_on_ranks
+
+        return target.make(put_on_ranks(target.function(), target, RANKS_WAIT))
 
 
 def wrap(right: Function, answer: Callable[[Arguments], Any]) -> Function:
