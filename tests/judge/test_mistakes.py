@@ -64,6 +64,17 @@ def calls_of(operation: str) -> list[Call]:
     return calls
 
 
+@cache
+def calls_on_ranks() -> list[Call]:
+    """The cases of attention on two and three ranks, which have parts of the sequence or of the heads."""
+    spread = [(2, "sequence"), (3, "zigzag"), (2, "heads")]
+    return [
+        Call(replace(call.case, rounding={"ranks": str(ranks), "shard": shard}))
+        for ranks, shard in spread
+        for call in calls_of("attention")
+    ]
+
+
 def empty_cases(operation: str) -> list[Case]:
     """Of attention, a case with each size that may be 0."""
     found = []
@@ -158,7 +169,7 @@ def test_predictions_are_results_of_the_case(topic: str) -> None:
     for operation in catalogue.TOPICS[topic]:
         for mistake in (one for one in catalogue.load_topic(topic).MISTAKES if operation in one.operations):
             for variant in some_variants(mistake):
-                for call in calls_of(operation):
+                for call in calls_on_ranks() if topic == "ranks" else calls_of(operation):
                     for prediction in variant.predict(call):
                         told = f"{variant} of {call.case}"
                         assert prediction.results.keys() <= call.right.keys(), told
