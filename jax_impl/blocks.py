@@ -231,7 +231,7 @@ def check_attention(
 ) -> int:
     """The width that may be rotated; refuse what does not fit one another or the inputs (MHA-1, NORM-8, MLA-1)."""
     if isinstance(parameters, LatentAttention):
-        return checks.latent_block(parameters, x, memory, configuration.num_heads, layer.rotary)
+        return checks.latent_block(parameters, x, memory, configuration, layer.rotary)
     checks.structure("parameters", parameters, MultiHeadAttention)
     return checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
 

@@ -202,9 +202,7 @@ class Fitting:
         inner, queries = self.linear(f"{path}.query", p.query, inner)
         width = inner if p.query_down is None else width
         latent = self.norm(f"{path}.key_value_norm", p.key_value_norm, None)
-        for name, plain in (("softcap", None), ("empty_rows", "zero")):
-            if getattr(self.configuration, name) != plain:
-                self.problems.append(f"{path}: a latent attention has no {name}")
+        self.checked(path, checks.latent_scores, self.configuration)
         rotary = layer.rotary
         if rotary is None or rotary.width is None:
             self.problems.append(f"{path}: a latent attention needs a layer with a rotary width")

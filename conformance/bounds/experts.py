@@ -334,7 +334,7 @@ def mixture_of_experts(case: Case, p: Precision, between: Callable[[Approx], App
     lead, X = wide["x"].shape[:-1], wide["router.weight"].shape[1]
     real = real_tokens(case, lead)
     wide["x"] = np.where(real[:, None], wide["x"].reshape(real.size, wide["x"].shape[-1]), 0)
-    inputs = {name: exact(array) for name, array in wide.items()}
+    inputs = {name: exact(array) for name, array in wide.items() if name == "x" or name.startswith("router.")}
     r = routed(router_logits(inputs, p), wide.get("choice_bias"), options, p)
     decided = r.choice.decided | ~real
     if capacity is not None and not decided.all():
@@ -350,7 +350,8 @@ def mixture_of_experts(case: Case, p: Precision, between: Callable[[Approx], App
     terms = Terms.make(real.size, outer)
     of_weights = Approx(np.zeros_like(weights.value), np.zeros_like(weights.value))
     of_tokens = Terms.make(*wide["x"].shape)
-    gradients: dict[str, Approx] = {name: exact(np.zeros_like(a)) for name, a in wide.items() if name != "x"}
+    parameters = {} if g is None else {name: array for name, array in wide.items() if name != "x"}
+    gradients: dict[str, Approx] = {name: exact(np.zeros_like(array)) for name, array in parameters.items()}
     for expert in range(X):
         rows = np.flatnonzero(places[:, expert])
         if rows.size == 0:

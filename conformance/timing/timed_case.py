@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,12 +24,29 @@ WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)
 Arrays = dict[str, np.ndarray]
 
 FORWARD, BOTH = "forward", "forward + backward"
-INPUTS = {
-    "attention": ("query", "key", "value"), "layer_norm": ("x", "weight", "bias"), "mixture_of_experts": ("x",)
-}  # fmt: skip
-"""The arguments of an operation in their order: what gradients are asked of."""
-FUNCTIONS = ("attention", "layer_norm")
-"""Operations of which a plain function can be timed; a mixture has parameters of more than one form."""
+
+
+class TimedOperation(NamedTuple):
+    """What sets an operation apart.
+
+    inputs: its arguments in their order: what gradients are asked of. row_size: how many numbers a result's row is
+    computed from, in all of its heads that are looked at together. by_head: whether arrays are [B, heads, T, width]; of
+    others all rows [B * T, D] are one head's. own_weights: whether it has weights that are the same in every call.
+    """
+
+    inputs: tuple[str, ...]
+    row_size: Callable[[Case], int]
+    by_head: bool = False
+    own_weights: bool = False
+
+
+OPERATIONS = {
+    "attention": TimedOperation(("query", "key", "value"), lambda case: case.K * (case.H // case.G), by_head=True),
+    "layer_norm": TimedOperation(("x", "weight", "bias"), lambda case: case.D),
+    "mixture_of_experts": TimedOperation(("x",), lambda case: case.chosen * case.D * case.F, own_weights=True),
+}
+FUNCTIONS = tuple(name for name, facts in OPERATIONS.items() if not facts.own_weights)
+"""Operations of which a plain function can be timed. Weights have more than one form."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +83,12 @@ class Case:
         return self.direction == BOTH
 
     @property
+    def facts(self) -> TimedOperation:
+        return OPERATIONS[self.operation]
+
+    @property
     def inputs(self) -> tuple[str, ...]:
-        return INPUTS[self.operation]
+        return self.facts.inputs
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -82,7 +103,7 @@ class Case:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the inputs, and of the cotangent where there is a backward pass."""
-        if self.operation != "attention":
+        if not self.facts.by_head:
             found = {"x": (self.B, self.Q, self.D), "weight": (self.D,), "bias": (self.D,)}
             found, output = {name: found[name] for name in self.inputs}, found["x"]
         else:
@@ -111,21 +132,31 @@ def one_input(case: Case, name: str, seed: int, *words: int) -> np.ndarray:
     return array.astype(numpy_dtype(case.dtype), copy=False)
 
 
-@lru_cache(maxsize=1)
 def mixture_weights(case: Case) -> Arrays:
     """A mixture's weights, the same in every call: views [in, out] of [out, in], as which models store them."""
-    random, (X, D, F) = generator(0, case), (case.X, case.D, case.F)
+    return draw_weights(case.X, case.D, case.F, case.dtype)
+
+
+@lru_cache(maxsize=1)
+def draw_weights(X: int, D: int, F: int, dtype: str) -> Arrays:
+    """Those of all cases of these sizes, by the names that the judge has for them."""
+    random = np.random.default_rng([X, D, F])
     shapes = {"router": (X, D), "experts.gate": (X, F, D), "experts.inner": (X, F, D), "experts.outer": (X, D, F)}
     found: Arrays = {}
     for name, shape in shapes.items():
-        array: Any = random.standard_normal(shape, np.float32) / np.float32(shape[-1] ** 0.5)
-        found[f"{name}.weight"] = array.astype(numpy_dtype(case.dtype), copy=False).swapaxes(-1, -2)
+        array: Any = random.standard_normal(shape, np.float32)
+        array *= np.float32(shape[-1] ** -0.5)
+        found[f"{name}.weight"] = array.astype(numpy_dtype(dtype), copy=False).swapaxes(-1, -2)
     return found
 
 
 def mixture_parameters(case: Case, array: Callable[[np.ndarray], Any]) -> MixtureOfExperts:
     """The same in the definition's structure, of the framework that `array` makes arrays of."""
-    router, *network = (Linear(array(weight)) for weight in mixture_weights(case).values())
+    return join_parameters(mixture_weights(case), array)
+
+
+def join_parameters(weights: Arrays, array: Callable[[np.ndarray], Any]) -> MixtureOfExperts:
+    router, *network = (Linear(array(weight)) for weight in weights.values())
     return MixtureOfExperts(router, GatedFeedForward(*network))
 
 

@@ -63,9 +63,10 @@ from specification.rotary import Rotary, Rotation
 
 __all__ = [
     "alibi_bias", "attention", "block_attention", "embed", "embed_image", "embedding", "feed_forward",
-    "gated_feed_forward", "ids_within", "join_heads", "latent_block", "latent_rotation", "learned_positions", "memory",
-    "merge", "mixture_in_block", "multi_head_attention", "no_bias", "norm", "norms", "of_a_block", "one_memory",
-    "pool", "positions", "relative_position_bias", "rms_norm", "silu", "stack", "standard_deviation_norm", "summands",
+    "gated_feed_forward", "ids_within", "join_heads", "latent_block", "latent_rotation", "latent_scores",
+    "learned_positions", "memory", "merge", "mixture_in_block", "multi_head_attention", "no_bias", "norm", "norms",
+    "of_a_block", "one_memory", "pool", "positions", "relative_position_bias", "rms_norm", "silu", "stack",
+    "standard_deviation_norm", "summands",
 ]  # fmt: skip
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -383,8 +384,18 @@ def latent_rotation(rotary: Rotary | None, rotation: Rotation | None) -> tuple[R
     return rotary, rotation
 
 
-def latent_block(parameters: LatentAttention, x: Array, memory: Array, num_heads: int, rotary: Rotary | None) -> int:
+def latent_scores(configuration: Configuration) -> None:
+    """Check that a configuration asks nothing of scores and empty rows that latent attention does not have (MLA-1)."""
+    for name, value in (("softcap", None), ("empty_rows", "zero")):
+        if (given := getattr(configuration, name)) != value:
+            refuse(f"configuration.{name}", f"be {value!r} with latent attention", repr(given))
+
+
+def latent_block(
+    parameters: LatentAttention, x: Array, memory: Array, configuration: Configuration, rotary: Rotary | None
+) -> int:
     """Check a block's latent attention, and return the width that it rotates (MLA-1)."""
+    latent_scores(configuration)
     if memory.shape != x.shape:
         refuse("memory", f"have the shape {list(x.shape)} of x in latent attention", list(memory.shape))
     if rotary is None:
@@ -393,7 +404,7 @@ def latent_block(parameters: LatentAttention, x: Array, memory: Array, num_heads
     width = rotary.width
     if width is None:
         width = parameters.key_value_down.weight.shape[-1] - parameters.key_value_norm.weight.shape[-1]
-    latent_attention(parameters, x, num_heads, None, replace(rotary, width=width), None, False)
+    latent_attention(parameters, x, configuration.num_heads, None, replace(rotary, width=width), None, False)
     return width
 
 

@@ -146,7 +146,7 @@ def meant_by(dialect: Dialect, told: Mapping[str, Any]) -> Meant:
             found.problems.append(
                 f"{key} is {told.get(key, value)!r}, which is not supported; supported activations are {listed}"
             )
-        elif value is not None or isinstance(key, str):
+        elif value is not None or isinstance(key, str) or needed[name] is None:  # None is a value, or says nothing
             found.hyperparameters[name] = ACTIVATIONS[value] if name == "activation" else value
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from specification.configuration import AttentionLayer, Configuration, is_count
+from specification.loading.reader import Reader
 from specification.loading.record import Computed, ConfigFile, Dialect, Example, Tied, Variant
 from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, layers_of, rotary_of, upper_windows
 from specification.loading.table import Row, Table, array, each, linear, norm, table
@@ -192,6 +193,9 @@ LATENT_ENTRIES = {
     "q_lora_rank": "layers.0.self_attn.q_a_proj.*",
 }
 """Of `ConfigFile.entries`, of DeepSeek."""
+LATENT_BIASES = "*self_attn.*_proj*.bias"
+COMPRESSED, COMPRESSED_BIAS = "*self_attn.q_a_proj.weight", "*self_attn.q_a_proj.bias"
+"""Patterns of entries: the biases of a latent attention, and the first projection of compressed queries."""
 LATENT_WITHOUT_EFFECT = (
     *("num_nextn_predict_layers", "num_mtp_layers"),
     *("head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size"),
@@ -279,8 +283,10 @@ def decoder_dialect(
     ignored: tuple[str, ...] = (),
     without_effect: tuple[str, ...] = (),
     example: Example = EXAMPLE,
+    ignored_layers: tuple[str, ...] = (),
     routed: Computed | None = None,
     marks: tuple[str, ...] = (),
+    check: Callable[[Reader, Mapping[str, Any]], None] | None = None,
 ) -> Dialect:
     """Make the record of a language model that is built as Llama is.
 
@@ -292,9 +298,8 @@ def decoder_dialect(
         configuration: a function of the hyperparameters.
         keys: of `ConfigFile.keys`, beside those of `KEYS` that the configuration takes.
         fixed: of `ConfigFile.fixed`, beside `CAUSAL`.
-        entries, sizes, computed_sizes, renamed, ignored, without_effect: of the record.
-        routed: of the record.
-        example, marks: of the variant.
+        entries, sizes, computed_sizes, renamed, ignored, ignored_layers, without_effect, routed: of the record.
+        example, marks, check: of the variant.
     """
     every_key = KEYS | {"attention_layers": layers} | dict(keys or {})
     taken = inspect.signature(configuration).parameters
@@ -310,7 +315,7 @@ def decoder_dialect(
         tied=Tied("lm_head.weight"),
         without_effect=without_effect,
     )
-    variant = replace(language_model_variant(language_model(*block), configuration, example), marks=marks)
+    variant = replace(language_model_variant(language_model(*block), configuration, example), marks=marks, check=check)
     return Dialect(
         name=name,
         about=about,
@@ -319,6 +324,7 @@ def decoder_dialect(
         prefixes=("model.",),
         renamed=dict(renamed or {}),
         ignored=ignored,
+        ignored_layers=ignored_layers,
         config=config,
     )
 
@@ -346,7 +352,9 @@ def latent_dialect(name: str, about: str, source: str, *, choice_bias: bool = Fa
         computed_sizes=LATENT_WIDTHS,
         without_effect=(*ROUTER_TRAINING, *LATENT_WITHOUT_EFFECT),
         example=LATENT_EXAMPLE,
+        ignored_layers=("eh_proj.weight",),  # which predict the tokens after the next one, for training
         routed=UPPER_EXPERTS,
+        check=check_query_bias,
         **options,
     )
 
@@ -455,21 +463,26 @@ def mixture(
     return table(parts if everywhere else require_entry(f"{module}.gate.weight", parts), experts(module, inner, names))
 
 
+def check_query_bias(read: Reader, given: Mapping[str, Any]) -> None:
+    """Miss the bias of compressed queries where latent attentions have others: a row has one condition."""
+    if read.has_any((LATENT_BIASES,)) and read.has_any((COMPRESSED,)) and not read.has_any((COMPRESSED_BIAS,)):
+        read.problems.append("self_attn.q_a_proj.bias is missing, and other projections have a bias")
+
+
 def latent_heads() -> Table:
     """Write the rows of latent attention, whose queries may be compressed too."""
-    bias, compressed = "*self_attn.kv_a_proj_with_mqa.bias", "*self_attn.q_a_proj.weight"
-    direct = linear("q_proj", "query", "E", "num_heads * Q", bias=False)
+    bias, direct = LATENT_BIASES, linear("q_proj", "query", "E", "num_heads * Q", bias=False)
     return each(
         "self_attn.",
         "self_attention.",
-        tuple(row._replace(unless=(compressed,)) for row in direct),
+        tuple(row._replace(unless=(COMPRESSED,)) for row in direct),
         require_entry(
-            compressed,
+            COMPRESSED,
             linear("q_a_proj", "query_down", "E", "Cq", bias=False),
             norm("q_a_layernorm", "query_norm", size="Cq", biased=False),
             linear("q_b_proj", "query", "Cq", "num_heads * Q", bias=False),
         ),
-        require_entry("*self_attn.q_a_proj.bias", array("q_a_proj.bias", "query_down.bias", "Cq")),
+        require_entry(COMPRESSED_BIAS, array("q_a_proj.bias", "query_down.bias", "Cq")),
         linear("kv_a_proj_with_mqa", "key_value_down", "E", "CR", bias=bias),
         norm("kv_a_layernorm", "key_value_norm", size="C", biased=False),
         linear("kv_b_proj", "key_value_up", "C", "num_heads * U", bias=False),

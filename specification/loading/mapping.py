@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from itertools import product
 from typing import Any
@@ -79,7 +80,9 @@ def reader_of(dialect: Dialect, state_dict: Mapping[str, Any], dtype: str | None
     """Return a checkpoint's entries without the prefix and without what the dialect ignores."""
     prefix = next((one for one in dialect.prefixes if any(name.startswith(one) for name in state_dict)), "")
     read = Reader(with_new_names(dialect, state_dict), prefix, dtype)
-    for pattern in dialect.ignored:
+    layers = (re.fullmatch(r"(layers\.\d+\.)(.+)", name) for name in read.entries)
+    marked = {re.escape(found[1]) + ".*" for found in layers if found and found[2] in dialect.ignored_layers}
+    for pattern in (*dialect.ignored, *marked):
         read.ignore(pattern)
     return read
 

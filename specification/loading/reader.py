@@ -88,7 +88,8 @@ class Reader:
         The count is one more than the largest number that follows the text before it. A number beyond the count of all
         entries is none of a layer, and what has it is left over.
         """
-        texts = {match[1] for name in self.entries if (match := re.match(rf"{re.escape(before)}(\d+)\.", name))}
+        names = self.entries.keys() - self.ignored
+        texts = {match[1] for name in names if (match := re.match(rf"{re.escape(before)}(\d+)\.", name))}
         most = len(self.entries)
         found = {int(text) for text in texts if len(text) <= len(str(most)) and int(text) < most}
         if not found:

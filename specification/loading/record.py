@@ -183,6 +183,7 @@ class Dialect:
     prefixes: what stands before all names in some files. The first that a name begins with is left out.
     renamed: parts of names that other versions of the library have, with those of the table.
     ignored: regular expressions of names that belong to a checkpoint and to no part of the model, such as heads.
+    ignored_layers: names of entries that mark a layer of which no part belongs to the model.
     config: the config.json that Hugging Face has beside a checkpoint, where the dialect is one of Hugging Face's.
     tutorial: what its text says, where a dialect is that of a tutorial.
     """
@@ -194,6 +195,7 @@ class Dialect:
     prefixes: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    ignored_layers: tuple[str, ...] = ()
     config: ConfigFile | None = None
     tutorial: Tutorial | None = None
 

@@ -21,18 +21,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import reference_numpy
 from conformance.subjects.wrong_answers import relative_path
 from conformance.timing.measure.rounds import Budget
 from conformance.timing.measure.running import FAILED, LEFT_OUT, MEASURED, Entry, Plan, Run
 from conformance.timing.subjects import numpy_subjects
 from conformance.timing.subjects.timed_subject import Prepared, Results, Subject
-from conformance.timing.timed_case import BOTH, Case
+from conformance.timing.timed_case import BOTH, Case, mixture_parameters
 
 SIZES: dict[str, Any] = {"B": 2, "H": 4, "G": 2, "Q": 64, "K": 64, "D": 8, "V": 8}
 CAUSAL = Case("causal", kind="causal", **SIZES)
 BACKWARD = Case("backward", kind="causal", direction=BOTH, **SIZES)
 LENGTHS = Case("lengths", kind="lengths", **SIZES)
 NORM = Case("norm", "layer_norm", direction=BOTH, B=2, H=1, G=1, Q=200, D=8)
+MIXTURE = Case("mixture", "mixture_of_experts", B=2, H=1, G=1, Q=100, D=16, F=24, X=8, chosen=2)
 
 Call = Callable[[Any], Results]
 
@@ -222,8 +224,15 @@ CHEATS = [
 ]  # fmt: skip
 
 
+def mixture(case: Case, device: str) -> Prepared:
+    parameters = mixture_parameters(case, np.array)
+    return numpy_subjects.prepared(
+        case, device, lambda x: reference_numpy.mixture_of_experts(parameters, x, chosen=case.chosen)
+    )
+
+
 def make(case: Case, device: str, way: str) -> Prepared:
-    prepared = numpy_subjects.reference(case, device)
+    prepared = (mixture if case.facts.own_weights else numpy_subjects.reference)(case, device)
     prepared.call = WAYS[way](prepared.call)
     return prepared
 
@@ -356,6 +365,16 @@ def test_one_slow_call_is_enough(tmp_path: Path) -> None:
 def test_every_element_of_a_batch_is_looked_at() -> None:
     found = entries(LENGTHS, ["honest", "first element", "first queries"])
     assert [entry.status for entry in found.values()] == [MEASURED, FAILED, FAILED]
+
+
+def test_rows_of_a_mixture_are_judged_in_every_phase() -> None:
+    phases = {"wrong before": "before the timing", "wrong while": "timed trial 1", "wrong after": "after the timing"}
+    found = entries(MIXTURE, ["honest", *phases])
+    honest = found["honest"]
+    assert told(honest) == f"{MEASURED}: "
+    assert all(0 < verdict.worst <= 1 for verdict in (honest.before, honest.during, honest.after))
+    for way, when in phases.items():
+        assert found[way].reason.startswith(f"{when}: output")
 
 
 def resident(process: Any) -> int:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+import reference_numpy
 from benchmarks.results import scaling
 from conformance.timing.measure.environment import crowded, in_use
 from conformance.timing.measure.memory import MemoryWorker, extra_peak, hindrance, needed
@@ -22,10 +23,11 @@ from conformance.timing.results.case_table import line_of_others
 from conformance.timing.subjects import numpy_subjects
 from conformance.timing.subjects.registry import subjects
 from conformance.timing.subjects.timed_subject import Prepared, Subject
-from conformance.timing.timed_case import BOTH, Case, dense_mask, inputs, mask
+from conformance.timing.timed_case import BOTH, Case, dense_mask, inputs, mask, mixture_parameters
 from conformance.timing.verify import gate
-from conformance.timing.verify.gate import Call
-from conformance.timing.verify.row_sampling import Place, small_case
+from conformance.timing.verify.gate import Call, learn_truths
+from conformance.timing.verify.mixture_rows import wide_weights
+from conformance.timing.verify.row_sampling import Place, draw, small_case
 from conformance.timing.work import Work, work
 from tests.support.helpers import bound, oracle
 
@@ -119,6 +121,42 @@ def test_bounds_over_blocks_hold_those_of_the_whole(monkeypatch: pytest.MonkeyPa
         np.testing.assert_allclose(value, truth[name].high, rtol=1e-13, atol=1e-14)
         assert (sums[name] >= bounds[name]).all()
         assert (sums[name] <= 8 * bounds[name]).all()
+
+
+MIXTURE = Case("mixture", "mixture_of_experts", B=2, H=1, G=1, Q=20, D=16, F=24, X=8, chosen=2)
+
+
+def mixture_places(count: int) -> list[tuple[Call, Place, dict[str, str]]]:
+    """Three rows of each of some calls."""
+    random = np.random.default_rng(5)
+    return [(Call(MIXTURE, 1, (2, i, 0)), draw(MIXTURE, random, 1, 3)[0], {}) for i in range(count)]
+
+
+def test_rows_of_a_mixture_are_judged_as_each_alone() -> None:
+    asked = mixture_places(5)
+    learn_truths(asked)
+    for call, place, _ in asked:
+        small = small_case(MIXTURE, call.arrays, None, place, {})
+        _, truth, bounds = call.known[call.key(place, {})]
+        np.testing.assert_allclose(truth["output"].high, oracle(small)["output"].high, rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(bounds["output"], bound(small)["output"], rtol=1e-9)
+
+
+def test_experts_that_rows_choose_are_widened_and_a_fault_in_one_is_caught() -> None:
+    call, place, conventions = mixture_places(1)[0]
+    wide_weights.cache_clear()
+    learn_truths([(call, place, conventions)])
+    rows = call.arrays["x"].reshape(-1, MIXTURE.D)[[*place.rows]]
+    parameters = mixture_parameters(MIXTURE, np.array)
+    chosen = {*reference_numpy.route(rows, parameters.router, chosen=MIXTURE.chosen).indices.ravel()}
+    assert {*np.flatnonzero(wide_weights(MIXTURE).widened)} == chosen
+    assert 0 < len(chosen) < MIXTURE.X
+    for expert in range(MIXTURE.X):
+        faulty = mixture_parameters(MIXTURE, np.array)
+        faulty.experts.outer.weight[expert] *= np.float32(1.01)
+        output = reference_numpy.mixture_of_experts(faulty, rows, chosen=MIXTURE.chosen)
+        verdict = call.rows(place, {"output": output[None]}, conventions, "here")
+        assert bool(verdict.wrong) == (expert in chosen)
 
 
 def test_rows_are_drawn_by_nobody_who_could_tell_them() -> None:

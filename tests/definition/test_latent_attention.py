@@ -11,7 +11,8 @@ import pytest
 
 from conformance.cases.arguments import name_arguments
 from specification import Causal, KeyLengths, KeyPadding, LatentAttention, Linear, Norm
-from specification.rotary import Rotation
+from specification.configuration import AttentionLayer, Configuration
+from specification.rotary import Rotary, Rotation
 from tests.support.helpers import Case, Implementation, bound, oracle
 
 B, T, E, H, D, R, V, C = 2, 4, 6, 3, 3, 2, 5, 4
@@ -107,6 +108,17 @@ def test_defaults(implementation: Implementation, absorbed: bool) -> None:
     given |= {"base": 10000.0, "scaling": None, "length": None, "mask": None}
     found = attend(implementation, x, absorbed=absorbed)
     np.testing.assert_array_equal(found, attend(implementation, x, absorbed=absorbed, **given))
+
+
+@pytest.mark.rule("MLA-1")
+@pytest.mark.parametrize(("name", "value"), [("softcap", 2.0), ("empty_rows", "nan")])
+def test_a_block_refuses_what_latent_attention_lacks(implementation: Implementation, name: str, value: Any) -> None:
+    blocks = importlib.import_module(f"{implementation.package}.blocks")
+    layers, x = implementation.convert((parameters()._replace(output=Linear(numbers(H * V, E))), numbers(B, T, E)))
+    layer, options = AttentionLayer(rotary=Rotary(width=R)), {name: value}
+    blocks.attend(layers, x, x, None, None, Configuration(H), layer)
+    with pytest.raises(ValueError, match=rf"configuration.{name} must be .* with latent attention, got .?{value}"):
+        blocks.attend(layers, x, x, None, None, Configuration(H, **options), layer)
 
 
 @pytest.mark.rule("MLA-1")

@@ -176,7 +176,7 @@ def test_parts_of_torch(name: str, implementation: Implementation) -> None:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 OPTIONAL = {
-    "Dialect": {"prefixes", "renamed", "ignored", "config", "tutorial"},
+    "Dialect": {"prefixes", "renamed", "ignored", "ignored_layers", "config", "tutorial"},
     "Variant": {"name", "marks", "counted", "heads_share", "padding", "check", "example"},
     "Example": {"hyperparameters", "options", "about", "sizes", "without", "unread"},
     "ConfigFile": {"fixed", "sizes", "computed_sizes", "routed", "instead", "entries", "tied", "without_effect"},

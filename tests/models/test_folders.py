@@ -240,6 +240,58 @@ def test_entries_that_contradict_the_file_are_refused_by_load_too(told: dict[str
         read("llama", path, num_heads=4, key_heads=2)
 
 
+LATENT = pytest.mark.parametrize("dialect", ["deepseek_v2", "deepseek_v3"])
+
+
+def change_entries(path: Path, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> None:
+    save_file(change(load_file(path / "model.safetensors")), path / "model.safetensors")
+
+
+@LATENT
+@pytest.mark.parametrize("absent", ["q_a_proj", "kv_a_proj_with_mqa", "o_proj", ""])
+def test_a_latent_attention_has_all_of_its_biases_or_none(dialect: str, absent: str, tmp_path: Path) -> None:
+    def add_biases(entries: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        layers = {name: array for name, array in entries.items() if "_a_proj" in name or "o_proj" in name}
+        names = {name: name.replace("weight", "bias") for name in layers if not absent or absent not in name}
+        return entries | {bias: np.ones(len(layers[name]), np.float32) for name, bias in names.items()}
+
+    change_entries(folder_of(tmp_path, dialect, attention_bias=True), add_biases)
+    if not absent:
+        read_folder(tmp_path)
+        return
+    with pytest.raises(ValueError, match=rf"self_attn.{absent}.bias is missing") as caught:
+        read_folder(tmp_path)
+    assert "is not known" not in str(caught.value)
+
+
+@LATENT
+def test_layers_that_predict_further_tokens_are_left_out(dialect: str, tmp_path: Path) -> None:
+    def add_layer(entries: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        copies = {name.replace(".1.", ".2.", 1): array.copy() for name, array in entries.items() if "layers.1." in name}
+        own = ("eh_proj.weight", "enorm.weight", "embed_tokens.weight", "shared_head.norm.weight")
+        return entries | copies | {f"model.layers.2.{name}": np.ones(2, np.float32) for name in own}
+
+    alone, configuration = read_folder(folder_of(tmp_path, dialect, num_nextn_predict_layers=1))
+    change_entries(tmp_path, add_layer)
+    with_layer, same = read_folder(tmp_path)
+    assert same == configuration
+    assert all(map(np.array_equal, leaves(with_layer).values(), leaves(alone).values()))
+    change_entries(tmp_path, lambda entries: {n: array for n, array in entries.items() if "eh_proj" not in n})
+    with pytest.raises(ValueError, match=r"num_hidden_layers is 2 in config.json, and the entries say 3"):
+        read_folder(tmp_path)
+
+
+@LATENT
+def test_a_scale_of_latent_attention_that_contradicts_the_file(dialect: str, tmp_path: Path) -> None:
+    path = folder_of(tmp_path, dialect) / "model.safetensors"
+    _, meant = read_folder(tmp_path)
+    options: dict[str, Any] = {"num_heads": 2, "chosen": 2, "attention_layers": meant.attention_layers}
+    options |= {"factor": meant.experts.scale} if meant.experts else {}
+    assert read(dialect, path, **options)[1].scale == meant.scale == "head_width"
+    with pytest.raises(ValueError, match=r"qk_nope_head_dim is 3 and qk_rope_head_dim is 4, .* and scale is 0.5"):
+        read(dialect, path, **options, scale=0.5)
+
+
 @pytest.mark.parametrize(
     ("rope", "told"),
     [

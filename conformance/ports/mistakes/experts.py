@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.ports.computation import Step, copy_functions
-from conformance.ports.mistakes.attention import CONFIGURATION as SETTINGS
+from conformance.ports.mistakes.attention import CONFIGURATION as ATTENTION_CONFIGURATION
 from conformance.ports.mistakes.mistake import StepChange, Topic
-from conformance.ports.mistakes.networks import CONFIGURATION
+from conformance.ports.mistakes.networks import CONFIGURATION as NETWORK_CONFIGURATION
 from reference_numpy import blocks, mixture_of_experts, route
 from reference_numpy.multi_head_attention import linear
 from specification.configuration import Configuration, ExpertChoice
@@ -44,11 +44,11 @@ def change_choice(change: Callable[[ExpertChoice], dict[str, Any]]) -> StepChang
     """Change how experts are chosen and weighed, by fields of the configuration's choice."""
 
     def changed(step: Step) -> Step:
-        configuration: Configuration = step.arguments[CONFIGURATION]
+        configuration: Configuration = step.arguments[NETWORK_CONFIGURATION]
         if not isinstance(step.arguments[PARAMETERS], MixtureOfExperts) or configuration.experts is None:
             return step
         other = replace(configuration.experts, **change(configuration.experts))
-        return step.argument(CONFIGURATION, replace(configuration, experts=other))
+        return step.argument(NETWORK_CONFIGURATION, replace(configuration, experts=other))
 
     return changed
 
@@ -57,7 +57,7 @@ def set_choice(**fields: Any) -> StepChange:
     return change_choice(lambda choice: fields)
 
 
-def compute_otherwise(
+def replace_mixture(
     function: Callable[[MixtureOfExperts, np.ndarray, Configuration, dict[str, Any]], Any],
 ) -> StepChange:
     """Compute mixtures by a function of parameters, x, configuration and the options of `mixture_of_experts`."""
@@ -90,13 +90,13 @@ def weigh_by_preferences(
     p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, options: dict[str, Any]
 ) -> Any:
     """Leave the choice bias in the weights: scores of sigmoids and the bias, of the chosen experts."""
-    plain = {name: options[name] for name in ("chosen", "scoring", "groups", "chosen_groups", "group_score")}
-    found = route(x, p.router, choice_bias=p.choice_bias, weighting="scores", **plain)
-    bias = 0 if p.choice_bias is None else p.choice_bias[found.indices]
-    weights = found.weights + bias
+    of_choice = {name: options[name] for name in ("chosen", "scoring", "groups", "chosen_groups", "group_score")}
+    routing = route(x, p.router, choice_bias=p.choice_bias, weighting="scores", **of_choice)
+    bias = 0 if p.choice_bias is None else p.choice_bias[routing.indices]
+    weights = routing.weights + bias
     if options["weighting"] == "normalized":
         weights = weights / np.sum(weights, axis=-1, keepdims=True)
-    return add_experts(p, x, configuration, found.indices, options["scale"] * weights)
+    return add_experts(p, x, configuration, routing.indices, options["scale"] * weights)
 
 
 def add_experts(
@@ -126,7 +126,7 @@ def swap_gate(p: MixtureOfExperts) -> MixtureOfExperts:
     return p._replace(experts=experts._replace(gate=experts.inner, inner=experts.gate))
 
 
-def split_columns(interleaved: bool) -> Callable[[MixtureOfExperts], MixtureOfExperts]:
+def regroup_columns(interleaved: bool) -> Callable[[MixtureOfExperts], MixtureOfExperts]:
     """Read gate and inner projection of a fused entry in halves where they alternate, or the other way."""
 
     def read(gate: np.ndarray, inner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -155,11 +155,11 @@ def replace_experts(change: Callable[[np.ndarray], np.ndarray]) -> StepChange:
     return change_mixture(lambda p: p._replace(experts=mapped(change, p.experts)))
 
 
-def leave_chosen(p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, options: dict[str, Any]) -> Any:
+def drop_chosen(p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, options: dict[str, Any]) -> Any:
     return 0 * x if p.shared is None else expert_network(p.shared, x, configuration.activation)
 
 
-def activate_plainly(p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, options: dict[str, Any]) -> Any:
+def drop_clamps(p: MixtureOfExperts, x: np.ndarray, configuration: Configuration, options: dict[str, Any]) -> Any:
     if configuration.activation != "clamped_swiglu":
         return mixture_of_experts(p, x, **options)
     return mixture_of_experts(p, x, **options | {"activation": "silu"})
@@ -204,18 +204,23 @@ MIXTURES = (
             ("no-router-bias", "the bias of the router is left out", drop_router_bias, "MOE-1"),
             ("shared-left-out", "the shared expert is left out", lambda p: p._replace(shared=None), "MOE-4"),
             ("gate-swapped", "gate and inner projection of the experts have changed places", swap_gate, "MOE-4"),
-            ("gate-halves", "gate and inner projection, which alternate, are read as halves", split_columns(False), ""),
-            ("gate-alternating", "the halves gate and inner are read as if they alternated", split_columns(True), ""),
+            (
+                "gate-halves",
+                "gate and inner projection, which alternate, are read as halves",
+                regroup_columns(False),
+                "",
+            ),
+            ("gate-alternating", "the halves gate and inner are read as if they alternated", regroup_columns(True), ""),
         )
     ),
     *(
-        EXPERTS.entry(name, says, compute_otherwise(function), rule)
+        EXPERTS.entry(name, says, replace_mixture(function), rule)
         for name, says, function, rule in (
             ("choice-bias-weighs", "the bias of the choice is left in the weights", weigh_by_preferences, "MOE-3"),
             ("shared-scaled", "the factor of the weights is applied to the shared expert too", scale_shared, "MOE-3"),
             ("shared-for-each", "the shared expert is added once for each chosen one", repeat_shared, "MOE-4"),
-            ("chosen-left-out", "the chosen experts are left out", leave_chosen, "MOE-4"),
-            ("not-clamped", "the activation is SiLU, which is not clamped", activate_plainly, "MOE-4"),
+            ("chosen-left-out", "the chosen experts are left out", drop_chosen, "MOE-4"),
+            ("not-clamped", "the activation is SiLU, which is not clamped", drop_clamps, "MOE-4"),
         )
     ),
     EXPERTS.entry("reversed", "the experts stand in the opposite order", replace_experts(lambda stack: stack[::-1])),
@@ -252,7 +257,7 @@ def change_latent(change: Callable[[LatentAttention, Configuration], dict[int, A
     """Change arguments of latent attentions, by their positions; others stay as they are."""
 
     def changed(step: Step) -> Step:
-        parameters, configuration = step.arguments[PARAMETERS], step.arguments[SETTINGS]
+        parameters, configuration = step.arguments[PARAMETERS], step.arguments[ATTENTION_CONFIGURATION]
         if isinstance(parameters, LatentAttention):
             for index, argument in change(parameters, configuration).items():
                 step = step.argument(index, argument)
@@ -261,24 +266,24 @@ def change_latent(change: Callable[[LatentAttention, Configuration], dict[int, A
     return changed
 
 
-def change_latent_scale(scale: Callable[[Widths, float], float]) -> StepChange:
-    """The scale is another, of the widths and of the right one."""
+def change_latent_scale(change_scale: Callable[[Widths, float], float]) -> StepChange:
+    """Multiply scores by another scale, which a function of the widths and of the right scale returns."""
 
     def change(p: LatentAttention, configuration: Configuration) -> dict[int, Any]:
-        widths, given = read_widths(p, configuration), configuration.scale
-        right = (widths.D + widths.R) ** -0.5 if isinstance(given, str) else given
-        return {SETTINGS: replace(configuration, scale=float(scale(widths, right)))}
+        widths, scale = read_widths(p, configuration), configuration.scale
+        scale = (widths.D + widths.R) ** -0.5 if isinstance(scale, str) else scale
+        return {ATTENTION_CONFIGURATION: replace(configuration, scale=float(change_scale(widths, scale)))}
 
     return change_latent(change)
 
 
-def halve_yarn(widths: Widths, right: float) -> float:
+def apply_yarn_once(widths: Widths, scale: float) -> float:
     """The scale with YaRN's factor once, of that with its square."""
-    return float((right * (widths.D + widths.R) ** -0.5) ** 0.5)
+    return float((scale * (widths.D + widths.R) ** -0.5) ** 0.5)
 
 
-def order_columns(name: str, order: Callable[[Widths], np.ndarray]) -> StepChange:
-    """The columns of a projection are read in another order."""
+def reorder_columns(name: str, order: Callable[[Widths], np.ndarray]) -> StepChange:
+    """Read the columns of a projection in another order, which a function of the widths returns."""
 
     def change(p: LatentAttention, configuration: Configuration) -> dict[int, Any]:
         projection, places = getattr(p, name), order(read_widths(p, configuration))
@@ -289,21 +294,21 @@ def order_columns(name: str, order: Callable[[Widths], np.ndarray]) -> StepChang
     return change_latent(change)
 
 
-def turn_heads(count: int, first: int, second: int) -> np.ndarray:
-    """Columns of heads of two parts, whose second part stands first in the file."""
-    one = np.concatenate([second + np.arange(first), np.arange(second)])
-    return (np.arange(count)[:, None] * (first + second) + one).ravel()
+def swap_head_parts(count: int, first: int, second: int) -> np.ndarray:
+    """Columns of heads that have two parts of these widths; the second part stands first in the file."""
+    head = np.concatenate([second + np.arange(first), np.arange(second)])
+    return (np.arange(count)[:, None] * (first + second) + head).ravel()
 
 
-def put_keys_before_values(w: Widths) -> np.ndarray:
-    """The keys of all heads stand before the values of all heads."""
+def list_keys_first(w: Widths) -> np.ndarray:
+    """Columns of heads in a file that has the keys of all heads before the values of all heads."""
     keys = np.arange(w.H * w.D).reshape(w.H, w.D)
     values = w.H * w.D + np.arange(w.H * w.V).reshape(w.H, w.V)
     return np.concatenate([keys, values], axis=1).ravel()
 
 
-def project_otherwise(name: str, function: Callable[..., Any]) -> StepChange:
-    """Another function stands in the place of one inside a block's latent attention."""
+def replace_projection(name: str, function: Callable[..., Any]) -> StepChange:
+    """Replace the function of this name inside a block's latent attention."""
     attend = copy_functions({name: function}, blocks)["attend"]
     return lambda step: step._replace(function=attend) if isinstance(step.arguments[0], LatentAttention) else step
 
@@ -312,30 +317,37 @@ def drop_weight(norm: Norm) -> Norm:
     return Norm(np.ones_like(norm.weight))
 
 
-def leave_latents(p: LatentAttention, x: np.ndarray, rotation: Rotation, pairing: str, eps: float) -> Any:
+def skip_latent_norm(p: LatentAttention, x: np.ndarray, rotation: Rotation, pairing: str, eps: float) -> Any:
     _, keys = project_latents(p, x, rotation, pairing, eps)
     return linear(p.key_value_down, x)[..., : p.key_value_norm.weight.shape[0]], keys
 
 
-def leave_queries(p: LatentAttention, x: np.ndarray, *options: Any) -> Any:
+def skip_query_norm(p: LatentAttention, x: np.ndarray, *options: Any) -> Any:
     if p.query_down is None:
         raise ValueError("queries are not compressed")
     plain = p._replace(query_down=None, query_norm=None)
     return project_latent_queries(plain, linear(p.query_down, x), *options)
 
 
-def hold_keys(p: LatentAttention, x: np.ndarray, rotation: Rotation, pairing: str, eps: float) -> Any:
-    """The key that all heads share, as it is projected."""
-    return project_latents(p, x, Rotation(0 * rotation.sine, 0 * rotation.cosine + 1), pairing, eps)
+def rotate_by_zero(rotation: Rotation) -> Rotation:
+    """A rotation of the same shape, by angles of 0."""
+    return Rotation(0 * rotation.sine, 0 * rotation.cosine + 1)
 
 
-def hold_queries(p: LatentAttention, x: np.ndarray, heads: int, rotation: Rotation, pairing: str, eps: float) -> Any:
-    still = Rotation(0 * rotation.sine, 0 * rotation.cosine + 1)
-    return project_latent_queries(p, x, heads, still, pairing, eps)
+def skip_key_rotation(p: LatentAttention, x: np.ndarray, rotation: Rotation, pairing: str, eps: float) -> Any:
+    return project_latents(p, x, rotate_by_zero(rotation), pairing, eps)
+
+
+def skip_query_rotation(
+    p: LatentAttention, x: np.ndarray, heads: int, rotation: Rotation, pairing: str, eps: float
+) -> Any:
+    return project_latent_queries(p, x, heads, rotate_by_zero(rotation), pairing, eps)
 
 
 LATENTS = (
-    LATENT.entry("no-norm", "the norm of the latent is left out", project_otherwise("project_latents", leave_latents)),
+    LATENT.entry(
+        "no-norm", "the norm of the latent is left out", replace_projection("project_latents", skip_latent_norm)
+    ),
     LATENT.entry(
         "no-norm-weight",
         "the weight of the latent's norm is left out",
@@ -344,38 +356,42 @@ LATENTS = (
     LATENT.entry(
         "no-query-norm",
         "the norm of compressed queries is left out",
-        project_otherwise("project_latent_queries", leave_queries),
+        replace_projection("project_latent_queries", skip_query_norm),
     ),
-    LATENT.entry("key-not-rotated", "the shared key is not rotated", project_otherwise("project_latents", hold_keys)),
     LATENT.entry(
-        "queries-not-rotated", "queries are not rotated", project_otherwise("project_latent_queries", hold_queries)
+        "key-not-rotated", "the shared key is not rotated", replace_projection("project_latents", skip_key_rotation)
+    ),
+    LATENT.entry(
+        "queries-not-rotated",
+        "queries are not rotated",
+        replace_projection("project_latent_queries", skip_query_rotation),
     ),
     LATENT.entry(
         "eps",
         "the norms inside have the eps of the blocks' norms",
-        change_latent(lambda p, c: {SETTINGS: replace(c, latent_eps=c.norm_eps)}),
+        change_latent(lambda p, c: {ATTENTION_CONFIGURATION: replace(c, latent_eps=c.norm_eps)}),
     ),
     *(
-        LATENT.entry(name, f"scores are divided by {says}", change_latent_scale(scale))
-        for name, says, scale in (
-            ("scale-part", "sqrt(D), of the columns that are not rotated", lambda w, right: w.D**-0.5),
-            ("scale-rotated", "sqrt(R), of the columns that are rotated", lambda w, right: w.R**-0.5),
-            ("scale-latent", "sqrt(C), of the latent", lambda w, right: w.C**-0.5),
-            ("no-yarn", "sqrt(D + R), without YaRN's factor", lambda w, right: (w.D + w.R) ** -0.5),
-            ("yarn-once", "sqrt(D + R), with YaRN's factor once", halve_yarn),
+        LATENT.entry(name, f"scores are divided by {says}", change_latent_scale(change_scale))
+        for name, says, change_scale in (
+            ("scale-part", "sqrt(D), of the columns that are not rotated", lambda w, scale: w.D**-0.5),
+            ("scale-rotated", "sqrt(R), of the columns that are rotated", lambda w, scale: w.R**-0.5),
+            ("scale-latent", "sqrt(C), of the latent", lambda w, scale: w.C**-0.5),
+            ("no-yarn", "sqrt(D + R), without YaRN's factor", lambda w, scale: (w.D + w.R) ** -0.5),
+            ("yarn-once", "sqrt(D + R), with YaRN's factor once", apply_yarn_once),
         )
     ),
     *(
-        LATENT.entry(name, says, order_columns(part, order))
+        LATENT.entry(name, says, reorder_columns(part, order))
         for name, says, part, order in (
             ("key-first", "the rotated key stands before the latent", "key_value_down",
              lambda w: np.concatenate([w.R + np.arange(w.C), np.arange(w.R)])),
             ("values-first", "in each head the value stands before the key", "key_value_up",
-             lambda w: turn_heads(w.H, w.D, w.V)),
+             lambda w: swap_head_parts(w.H, w.D, w.V)),
             ("keys-before-values", "the keys of all heads stand before all values", "key_value_up",
-             put_keys_before_values),
+             list_keys_first),
             ("rotated-first", "in each head the rotated columns of a query come first", "query",
-             lambda w: turn_heads(w.H, w.D, w.R)),
+             lambda w: swap_head_parts(w.H, w.D, w.R)),
         )
     ),
 )  # fmt: skip

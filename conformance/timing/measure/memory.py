@@ -140,10 +140,10 @@ def needed(subject: Subject, case: Case) -> int:
     """Bytes for one call: inputs and results (twice, being drawn in NumPy), dense masks, and the scores it keeps."""
     arrays = sum(int(np.prod(shape)) for shape in case.shapes.values())
     results = arrays if case.backward else arrays // len(case.inputs)
-    pairs = case.B * case.H * case.Q * case.K if case.operation == "attention" else 0
+    pairs = case.B * case.H * case.Q * case.K if case.facts.by_head else 0
     scores = (subject.scores or (0, 0))[case.backward] * pairs * 4
     dense = case.kind in ("window", "segments", "causal") and not subject.ours
-    masks = 4 * case.Q * case.K if dense and case.operation == "attention" else 0
+    masks = 4 * case.Q * case.K if dense and case.facts.by_head else 0
     return int(2 * (arrays + results) * case.itemsize + scores + masks)
 
 

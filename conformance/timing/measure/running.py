@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from conformance.timing.measure.statistics import Interval, interval
 from conformance.timing.measure.timing_worker import Start, TimingWorker, Trial
 from conformance.timing.subjects.timed_subject import Subject
 from conformance.timing.timed_case import AFTER, BEFORE, Case, generator
-from conformance.timing.verify.gate import GOOD, Call, Verdict, all_rows_judged, worst
+from conformance.timing.verify.gate import GOOD, Call, Verdict, all_rows_judged, learn_truths, worst
 from conformance.timing.verify.row_sampling import BY_ROW, draw
 from conformance.timing.work import Work, work
 
@@ -194,12 +195,7 @@ class Run:
         """Fresh inputs, the same for all subjects."""
         seed = self.plan.seed
         random = generator(seed, case, when, FOR_PLACES)
-        of_row = {
-            "attention": case.K * (case.H // case.G),
-            "layer_norm": case.D,
-            "mixture_of_experts": case.chosen * case.D * case.F,
-        }[case.operation]
-        rows = max(ROWS, PAIRS // max(of_row, 1))
+        rows = max(ROWS, PAIRS // max(case.facts.row_size(case), 1))
         places = draw(case, random, PLACES, rows, STILL if case.backward else 0)
         call = Call(case, seed, (when,), tuple(places) if case.backward else ())
         where = {BEFORE: "before the timing", AFTER: "after the timing"}[when]
@@ -220,15 +216,22 @@ class Run:
 
     def judge_trials(self, entries: Sequence[Entry], case: Case) -> None:
         """What was kept of every trial; gradients that all rows count in, for one trial that is drawn only now."""
-        number_of_rounds = max((len(entry.trials) for entry in entries), default=0)
-        chosen = secrets.randbelow(max(number_of_rounds, 1))
-        for number in range(number_of_rounds):
-            self.plan.step(f"judging trial {number + 1}")
+        trials_by_round = [*enumerate(zip_longest(*(entry.trials for entry in entries)))]
+        chosen = secrets.randbelow(max(len(trials_by_round), 1))
+        # Rows of a mixture are computed together. Others need all inputs of a call, and those of a round fit in memory.
+        groups = [trials_by_round] if case.facts.own_weights else [[one] for one in trials_by_round]
+        for group in filter(None, groups):
+            self.plan.step(f"judging trial {group[0][0] + 1}")
             shared: dict[tuple[int, ...], Call] = {}
-            for entry in entries:
-                trial = entry.trials[number] if number < len(entry.trials) else None
-                if entry.measured and trial is not None:
-                    call = shared.setdefault(trial.words, Call(case, self.plan.seed, trial.words))
+            trials = [
+                (number, entry, trial, shared.setdefault(trial.words, Call(case, self.plan.seed, trial.words)))
+                for number, round_trials in group
+                for entry, trial in zip(entries, round_trials, strict=True)
+                if entry.measured and trial is not None
+            ]
+            learn_truths((call, trial.place, entry.subject.conventions) for _, entry, trial, call in trials)
+            for number, entry, trial, call in trials:
+                if entry.measured:
                     told = (entry.subject.conventions, f"timed trial {number + 1}")
                     by_row = {name: got for name, got in trial.sample.items() if name in BY_ROW}
                     verdict = call.rows(trial.place, by_row, *told)

@@ -192,10 +192,10 @@ def shape_of(case: Case, result: str) -> tuple[int, ...]:
     shapes = case.shapes
     if result == "output":
         main = case.inputs[0]
-        shape = (*shapes[main][:-1], case.V) if case.operation == "attention" else shapes[main]
+        shape = (*shapes[main][:-1], case.V) if case.facts.by_head else shapes[main]
     else:
         shape = shapes[result.removeprefix("gradient of ")]
-    if case.operation == "attention":
+    if case.facts.by_head:
         return shape
     rows = 1 if len(shape) == 1 else shape[0] * shape[1]
     return (1, 1, rows, shape[-1])

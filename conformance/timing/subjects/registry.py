@@ -11,7 +11,7 @@ from conformance.subjects.callables import load_object, name_operation
 from conformance.timing.subjects import jax_subjects, numpy_subjects, torch_subjects
 from conformance.timing.subjects.function_subject import function_subject
 from conformance.timing.subjects.timed_subject import Subject
-from conformance.timing.timed_case import FUNCTIONS, INPUTS
+from conformance.timing.timed_case import FUNCTIONS, OPERATIONS
 
 
 def subjects() -> dict[str, Subject]:
@@ -32,8 +32,8 @@ def subject_at(target: str, operation: str | None = None, arrays: str | None = N
     """
     found = load_object(target)
     if isinstance(found, Subject):
-        if found.operation not in INPUTS:
-            raise ValueError(f"{target}: operation must be one of {', '.join(INPUTS)}, got {found.operation!r}")
+        if found.operation not in OPERATIONS:
+            raise ValueError(f"{target}: operation must be one of {', '.join(OPERATIONS)}, got {found.operation!r}")
         if (operation or found.operation, arrays or found.arrays) != (found.operation, found.arrays):
             raise ValueError(f"{target} is for {found.operation} and arrays of {found.arrays}, as it says itself")
         if not callable(found.make):

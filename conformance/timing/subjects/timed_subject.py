@@ -58,7 +58,7 @@ ROWS = Layout(lambda array: array, lambda result, heads: result.reshape(1, 1, -1
 
 
 def usual_layout(case: Case) -> Layout:
-    return BHTD if case.operation == "attention" else ROWS
+    return BHTD if case.facts.by_head else ROWS
 
 
 def heads_of(case: Case, result: str) -> int:

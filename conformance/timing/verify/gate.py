@@ -12,8 +12,8 @@ each times gamma(n) / gamma(block), add up to a bound for the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
+from conformance.cases import case as judged
 from conformance.cases.expectations import Exact
 from conformance.checks.comparison import compare, judge
 from conformance.checks.findings import Finding
@@ -28,7 +29,17 @@ from conformance.oracle.reference import oracle
 from conformance.reports.sentences import describe_finding
 from conformance.timing import timed_case as timed
 from conformance.timing.timed_case import Arrays, Case
-from conformance.timing.verify.row_sampling import BY_ROW, Place, Sample, as_answers, count_rows, only_there, small_case
+from conformance.timing.verify.mixture_rows import evaluate_rows
+from conformance.timing.verify.row_sampling import (
+    BY_ROW,
+    Place,
+    Sample,
+    as_answers,
+    count_rows,
+    declared_roundings,
+    only_there,
+    small_case,
+)
 
 BLOCK = 256
 """Rows that are judged together where all rows count."""
@@ -57,8 +68,11 @@ def verdict_of(findings: Iterable[Finding], where: str) -> Verdict:
 
 def all_rows_judged(case: Case) -> bool:
     """Whether gradients of keys, values and weights are judged with all rows counted."""
-    share = case.H // case.G * (case.D if case.operation == "layer_norm" else case.K)
-    return case.backward and count_rows(case) * share <= LARGEST
+    return case.backward and count_rows(case) * case.facts.row_size(case) <= LARGEST
+
+
+Truth = tuple[judged.Case, dict[str, Exact], dict[str, np.ndarray]]
+"""A small case, its exact results, and their bounds."""
 
 
 @dataclass
@@ -69,7 +83,7 @@ class Call:
     seed: int
     words: tuple[int, ...]
     sparse: tuple[Place, ...] = ()
-    known: dict[Any, Any] = field(default_factory=dict)
+    known: dict[Any, Any] = field(default_factory=dict)  # truths by `key`, and sums
 
     @cached_property
     def arrays(self) -> Arrays:
@@ -82,14 +96,15 @@ class Call:
 
     def rows(self, place: Place, sample: Sample, conventions: dict[str, str], where: str) -> Verdict:
         """Of the results that were taken at the place."""
-        key = (place, *conventions.items())
-        if key not in self.known:
-            small = small_case(self.case, self.arrays, self.mask, place, conventions)
-            self.known[key] = small, oracle(small), bound(small)
-        small, truth, bounds = self.known[key]
+        learn_truths([(self, place, conventions)])
+        small, truth, bounds = self.known[self.key(place, conventions)]
         answers = as_answers(self.case, sample)
         asked = {name: exact for name, exact in truth.items() if name in answers}
         return verdict_of(judge(small, answers, asked, bounds), where)
+
+    def key(self, place: Place, conventions: dict[str, str]) -> tuple[Any, ...]:
+        """What the truth about a place depends on: of conventions, what they change in this dtype."""
+        return place, *declared_roundings(conventions, self.case.dtype).items()
 
     def sums(self, place: Place, conventions: dict[str, str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The gradients of the place's keys and values, or of the weights, over all rows, and their bounds."""
@@ -120,3 +135,32 @@ class Call:
             for name, value in values.items()
         ]
         return verdict_of(findings, where)
+
+
+def learn_truths(asked: Iterable[tuple[Call, Place, dict[str, str]]]) -> None:
+    """Compute what results at the places are judged by, under a subject's conventions, where it is not known yet."""
+    groups: dict[Any, list[tuple[Call, Any, judged.Case]]] = {}
+    for call, place, conventions in asked:
+        key = call.key(place, conventions)
+        if key not in call.known:
+            small = small_case(call.case, call.arrays, call.mask, place, conventions)
+            groups.setdefault(key[1:], []).append((call, key, small))
+            if call.case.facts.own_weights:
+                del call.arrays  # of which the small case has copies; there may be a call for every trial
+    for group in groups.values():
+        truths = find_truths(group[0][0].case, [small for _, _, small in group])
+        for (call, key, _), truth in zip(group, truths, strict=True):
+            call.known[key] = truth
+
+
+def find_truths(case: Case, smalls: Sequence[judged.Case]) -> list[Truth]:
+    """The small cases, each with its exact results and their bounds; rows of a mixture are computed together."""
+    if not case.facts.own_weights:
+        return [(small, oracle(small), bound(small)) for small in smalls]
+    tokens = [small.inputs["x"] for small in smalls]
+    weights, output = evaluate_rows(case, np.concatenate(tokens))
+    errors = bound(replace(smalls[0], inputs={"x": np.concatenate(tokens)} | weights))["output"]
+    ends = np.cumsum([len(rows) for rows in tokens])[:-1]
+    smalls = [replace(small, inputs=small.inputs | weights) for small in smalls]
+    exact = [{"output": Exact(value, np.zeros_like(value))} for value in np.split(output, ends)]
+    return [*zip(smalls, exact, ({"output": error} for error in np.split(errors, ends)), strict=True)]

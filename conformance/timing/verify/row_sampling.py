@@ -38,7 +38,7 @@ class Place:
 
 
 def count_rows(case: Case) -> int:
-    return case.Q if case.operation == "attention" else case.B * case.Q
+    return case.Q if case.facts.by_head else case.B * case.Q
 
 
 def draw(case: Case, random: np.random.Generator, places: int, rows: int, still: int = 0) -> list[Place]:
@@ -46,7 +46,7 @@ def draw(case: Case, random: np.random.Generator, places: int, rows: int, still:
 
     still: so many further rows that get no cotangent: their queries' gradients have to be zero.
     """
-    batch = case.B if case.operation == "attention" else 1
+    batch = case.B if case.facts.by_head else 1
     spots = [(b, g) for b in range(batch) for g in range(case.G)]
     order = random.permutation(len(spots))[:places]
     total, found = count_rows(case), []
@@ -74,7 +74,7 @@ def only_there(case: Case, arrays: Arrays, places: Sequence[Place]) -> Arrays:
 
 def rows_view(case: Case, array: np.ndarray) -> np.ndarray:
     """[B, H, T, W] as it is, [B, T, D] of other operations as [1, 1, B * T, D]."""
-    return array if case.operation == "attention" else array.reshape(1, 1, -1, array.shape[-1])
+    return array if case.facts.by_head else array.reshape(1, 1, -1, array.shape[-1])
 
 
 def query_heads(case: Case, place: Place) -> slice:
@@ -132,6 +132,6 @@ def small_case(case: Case, arrays: Arrays, mask: Any, place: Place, conventions:
 
 def as_answers(case: Case, sample: Sample) -> dict[str, np.ndarray]:
     """What was taken, [heads, tokens, width], in the shapes of the small case's results."""
-    if case.operation == "attention":
+    if case.facts.by_head:
         return {name: array[None] for name, array in sample.items()}
     return {name: array[0] if name in BY_ROW else array[0, 0] for name, array in sample.items()}
