@@ -404,7 +404,9 @@ def choose_constant(
     if not shown.finding.ratio > FAR:
         return None
     found = known_mistakes(sets, shown)
-    able = [[one] for constant in CONSTANTS for one in fit_constant(constant, shown, found)]
+    failing = [one for one in evidence if one.failed and config_of(one) == config_of(shown)]
+    fitted = (one for constant in CONSTANTS for one in fit_constant(constant, shown, found))
+    able = [[one] for one in fitted if all(explains([*found, one], other) for other in failing)]
     return rank(able, shown, evidence, sets) if able else None
 
 
@@ -413,12 +415,12 @@ def fit_constant(constant: Constant, shown: Observation, found: Sequence[ModelMi
     due = [value for step in list_steps(shown.case, constant.kinds) if (value := constant.due(step)) is not None]
     if not due:
         return
-    tried: set[bytes] = set()
+    values: dict[bytes, float | None] = {}
+    """By what a scope predicts: scopes may change this answer alike, and others not."""
     for scoped in limit_mistakes(shown.case.computation, (constant.make(PROBED * due[0]),)):
         predicted = predict([*found, scoped], shown.case)
-        if predicted is None or not shown.tells_apart(predicted) or predicted.tobytes() in tried:
+        if predicted is None or not shown.tells_apart(predicted):
             continue
-        tried.add(predicted.tobytes())
 
         def make(value: float, scope: Sequence[str] = scoped.scope) -> ModelMistake:
             return constant.make(value).limit_to(tuple(scope))
@@ -427,11 +429,13 @@ def fit_constant(constant: Constant, shown: Observation, found: Sequence[ModelMi
             predicted = predict([*found, make(value)], shown.case)
             return None if predicted is None else shown.errors(predicted)
 
-        starts = list_starts(constant, due[0])
-        value = fit(leave, starts, bool(constant.values))
-        candidates = () if value is None else (*(float(f"{value:.{digits}g}") for digits in DIGITS), value)
-        # With a wrong number, a computation may be noisier, which would explain anything.
-        fitting = next((one for one in candidates if measure_largest(leave(one)) <= TWICE), None)
+        key = predicted.tobytes()
+        if key not in values:
+            value = fit(leave, list_starts(constant, due[0]), bool(constant.values))
+            candidates = () if value is None else (*(float(f"{value:.{digits}g}") for digits in DIGITS), value)
+            # With a wrong number, a computation may be noisier, which would explain anything.
+            values[key] = next((one for one in candidates if measure_largest(leave(one)) <= TWICE), None)
+        fitting = values[key]
         if fitting is not None:
             yield make(fitting)
 

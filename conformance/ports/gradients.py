@@ -136,7 +136,11 @@ def find_gradient_cause(
         if readings[place].max() == 1:
             if np.any(np.abs(part) > limit) and not np.any(given[place]):
                 mistakes[path] = "gradient.detached"
-            elif part.ndim == 2 and not np.any(given[place][(np.abs(given[place] - part) > limit).any(axis=1)]):
+            elif (
+                "embedding" in path
+                and part.ndim == 2
+                and not np.any(given[place][(np.abs(given[place] - part) > limit).any(axis=1)])
+            ):
                 mistakes[path] = "gradient.rows-missing"
         elif np.all(np.abs(given[place] - (total[place] - part)) <= limit):
             mistakes[path] = "gradient.part-missing"

@@ -212,18 +212,22 @@ def test_any_option_that_is_ignored_is_named() -> None:
 
 
 def test_no_cause_is_the_definition_s_own_value() -> None:
-    """An eps that nobody has, in one norm: a second mistake, which takes the first back, explains nothing."""
+    """An eps that nobody has, in one norm, is told as that: a second mistake, which takes it back, explains nothing."""
     strange = rewrite_steps("normalize", "decoder.norm", change_fields(2, norm_eps=3e-4))
     cases = [*list_model_cases("llama"), *list_model_cases("llama", 2)]
     causes, _ = find_causes(observe(strange, cases), lambda more: observe(strange, more))
-    assert [(cause.step, cause.mistakes) for cause in causes] == [("embedding or norm", ())]
+    assert [(cause.step, [one.says for one in cause.mistakes]) for cause in causes] == [
+        ("norm", ["the norm's eps is 0.0003"])
+    ]
 
 
 def test_a_name_that_fits_by_chance_in_one_config_is_none() -> None:
-    """Scores of the second block are scaled by 0.3, and in one config by 1 / sqrt(E)."""
+    """The second block attends to a bent input; in one config its scores are scaled by 1 / sqrt(E) instead."""
 
     def change(step: Step) -> Step:
-        return change_fields(5, scale=0.3 if step.arguments[5].num_heads == 3 else 24**-0.5)(step)
+        if step.arguments[5].num_heads == 3:
+            return step.argument(1, np.sin(step.arguments[1]))
+        return change_fields(5, scale=24**-0.5)(step)
 
     strange = rewrite_steps("attend", "blocks.1.", change)
     cases = [case for number in range(3) for case in list_model_cases("gpt2", number)[:2]]
@@ -268,8 +272,8 @@ def last_block(dialect: str) -> tuple[str, ...]:
 
 
 def test_what_no_mistake_explains_has_a_place() -> None:
-    """Scores of the second block are off by a hundredth, which nobody has a name for."""
-    strange = rewrite_steps("attend", "blocks.1.", change_fields(5, scale=1.01 * 8**-0.5))
+    """The second block attends to a bent input, which nobody has a name for."""
+    strange = rewrite_steps("attend", "blocks.1.", lambda step: step.argument(1, np.sin(step.arguments[1])))
     cases = list_model_cases("bert")
     causes, isolated = find_causes(observe(strange, cases), lambda more: observe(strange, more))
     assert [(cause.step, cause.mistakes, cause.narrow) for cause in causes] == [("blocks.1.attention", (), ())]
@@ -309,11 +313,12 @@ def test_norms_that_are_all_left_out_are_one_mistake() -> None:
 
 
 def test_a_mistake_that_explains_little_stands_before_no_larger_one() -> None:
-    """Logits three times as large have no name; with little in the stream they look like those of another norm."""
+    """With little in the stream, logits three times as large look like those of another norm."""
     strange = rewrite_steps("linear", "output", lambda step: step.argument(1, 3 * step.arguments[1]))
     cases = list_model_cases("gemma2")
     causes, _ = find_causes(observe(strange, cases), lambda more: observe(strange, more))
-    assert [(cause.mistakes, len(cause.observations)) for cause in causes] == [((), causes[0].failing)]
+    assert [one.says for cause in causes for one in cause.mistakes] == ["the output layer's result is multiplied by 3"]
+    assert len(causes[0].observations) == causes[0].failing
 
 
 def test_a_few_cases_in_a_known_cause_s_sublayer_are_joined_to_it() -> None:
