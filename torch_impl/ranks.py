@@ -23,6 +23,14 @@ from torch_impl.engines.blocked import Inputs
 from torch_impl.masks import checked_mask, to_array
 
 
+class Members(NamedTuple):
+    """The ranks of a group, and which of them this one is."""
+
+    group: Any
+    rank: int
+    ranks: int
+
+
 class Whole(NamedTuple):
     """A call as every rank knows it."""
 
@@ -40,6 +48,35 @@ class Whole(NamedTuple):
 
 # --- one call of all ranks --------------------------------------------------------------------------------------------
 
+
+def members_of(group: Any) -> Members:
+    """This rank among those of a process group, None for the default one."""
+    members = Members(group, dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else None
+    if members is not None and members.rank < 0:
+        refuse("group", "hold the rank that calls", f"one without rank {dist.get_rank()}")
+    return Members(group, 0, 1) if members is None else members
+
+
+def compare_calls(members: Members, describe: Callable[[], tuple[dict[str, Any], Any]]) -> list[tuple[Any, Any]]:
+    """Return what `describe` returns on every rank: what must be the same on all of them, by name, and what may differ.
+
+    An error of one rank, and a difference, is the same error on all.
+    """
+    own: Any
+    try:
+        own = describe()
+    except Exception as error:  # all ranks must hear of it, or they wait
+        own = error
+    calls = [own] * members.ranks
+    if members.ranks > 1:
+        dist.all_gather_object(calls, own, members.group)
+    for call in calls:
+        if isinstance(call, Exception):
+            raise call
+    checks.same_calls([options for options, _ in calls])
+    return calls
+
+
 NAMES = ("query", "key", "value", "bias", "sinks")
 
 
@@ -50,21 +87,8 @@ def agree(
 
     From here on a rank knows the shapes of what it receives.
     """
-    rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
-    if rank < 0:
-        refuse("group", "hold the rank that calls", f"one without rank {dist.get_rank()}")
-    own: Any
-    try:
-        own = describe_call(function, tensors, mask, scale, softcap, layout, engine)
-    except Exception as error:  # all ranks must hear of it, or they wait
-        own = error
-    calls = [own] * ranks
-    if ranks > 1:
-        dist.all_gather_object(calls, own, group)
-    for call in calls:
-        if isinstance(call, Exception):
-            raise call
-    checks.same_calls([options for options, _ in calls])
+    members = members_of(group)
+    calls = compare_calls(members, lambda: describe_call(function, tensors, mask, scale, softcap, layout, engine))
     of_ranks = [arrays for _, arrays in calls]
     for arrays in of_ranks:
         check_arrays(arrays | {"bias": None}, scale, softcap)
@@ -81,11 +105,11 @@ def agree(
     query, key, value, bias, sinks = map(stand_in, tensors)
     inputs = Inputs(query, key, value, mask, bias, scale, softcap, sinks)
     if function == "head_parallel_attention":
-        checks.heads_of_ranks(H, ranks)
+        checks.heads_of_ranks(H, members.ranks)
     else:
         inputs = inputs._replace(sinks=None)  # they count once, after all keys
     choice.engine_for(engine, inputs, None, "zero")
-    return Whole(group, rank, ranks, of_queries, of_keys, mask, scale, softcap, engine, one_row)
+    return Whole(*members, of_queries, of_keys, mask, scale, softcap, engine, one_row)
 
 
 def describe_call(
@@ -135,7 +159,7 @@ def stand_in(tensor: torch.Tensor | None) -> Any:
 # --- sending ----------------------------------------------------------------------------------------------------------
 
 
-def send_on(whole: Whole, numbers: torch.Tensor, count: int) -> Callable[[], torch.Tensor]:
+def send_on(whole: Whole | Members, numbers: torch.Tensor, count: int) -> Callable[[], torch.Tensor]:
     """Send numbers to the next rank, and return how to wait for `count` of them from the rank before."""
     if whole.ranks == 1:
         return lambda: numbers
@@ -157,7 +181,9 @@ def send_on(whole: Whole, numbers: torch.Tensor, count: int) -> Callable[[], tor
     return wait
 
 
-def exchange(whole: Whole, pieces: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
+def exchange(
+    whole: Whole | Members, pieces: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
+) -> Sequence[torch.Tensor]:
     """Send to each rank its piece, and receive one of a known shape from each."""
     if whole.ranks == 1:
         return pieces
@@ -168,7 +194,7 @@ def exchange(whole: Whole, pieces: Sequence[torch.Tensor], shapes: Sequence[Sequ
     return [piece.view(*shape) for piece, shape in zip(received.split(counts), shapes, strict=True)]
 
 
-def sum_over_ranks(whole: Whole, array: torch.Tensor) -> torch.Tensor:
+def sum_over_ranks(whole: Whole | Members, array: torch.Tensor) -> torch.Tensor:
     """The sum of every rank's array, in place of it where it is contiguous."""
     if whole.ranks > 1:
         array = array.contiguous()
