@@ -15,7 +15,16 @@ from conformance.models.error_propagation import carried_bound
 from specification import checks
 from specification.checkpoints import flatten
 from specification.parameters import mapped
-from tests.models.test_gradients import EXAMPLES, Example, arguments_of, by_hand, cotangent_of, joined, untied
+from tests.models.test_gradients import (
+    EXAMPLES,
+    Arguments,
+    Example,
+    arguments_of,
+    by_hand,
+    cotangent_of,
+    joined,
+    untied,
+)
 from tests.support.devices import Devices
 from tests.support.models_on_ranks import (
     FAULTS,
@@ -73,7 +82,10 @@ def model_call(example: Example, dtype: str, ranks: int, layout: str, scheme: st
 def truth(name: str, dtype: str, length: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The definition's output and gradients, exactly, and their bounds."""
     example = example_of(name, length)
-    given, cotangent = arguments_of(example, "float64"), cotangent_of(example)
+    given: Arguments = mapped(
+        lambda array: array if array.dtype.kind == "i" else array.astype("float64"), arguments_of(example, dtype)
+    )
+    cotangent = cotangent_of(example).astype(dtype).astype("float64")
     parameters = untied(example, given.parameters)
 
     def run(functions: Any) -> Any:
