@@ -1,13 +1,16 @@
-"""The sorted tokens of PyTorch's mixture: the same as every expert on every token, in whole numbers exactly."""
+"""How experts are multiplied fast, in whole numbers exactly: PyTorch's sorted tokens, JAX's pieces of matrices."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
+from jax_impl import experts as jax_experts
 from specification import FeedForward, GatedFeedForward, Linear
 from specification.parameters import mapped
 from tests.support.small_models import edited
@@ -91,3 +94,52 @@ def test_runs_hold_every_expert(run: int, counts: list[int], monkeypatch: pytest
 def test_a_fault_is_noticed(old: str, new: str) -> None:
     module = edited("torch_impl.experts", old, new)
     assert not all(agrees(module, gated, dropped) for gated in (False, True) for dropped in (False, True))
+
+
+# --- JAX: products with stacked matrices, piece by piece --------------------------------------------------------------
+
+PRODUCTS = {False: "si,io->so", True: "so,io->si"}
+"""By whether the matrices are turned."""
+
+
+def multiplies(module: Any, turned: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether products of whole numbers with one matrix of a stack [3, 7, 5] are exact, as are those of `jax.vmap`."""
+    monkeypatch.setattr(module, "PIECE", piece)
+    rng = np.random.default_rng(0)
+    stack = rng.integers(-3, 4, (3, 7, 5)).astype(np.float32)
+    stack[0] = np.nan
+    x = rng.integers(-3, 4, (2, 4, 5 if turned else 7)).astype(np.float32)
+
+    def multiply(rows: Any, expert: Any) -> Any:
+        return module.stacked_product(turned, rows, jnp.asarray(stack), expert)
+
+    right = [np.einsum(PRODUCTS[turned], rows, stack[expert]) for rows, expert in zip(x, (2, 1), strict=True)]
+    found = [multiply(rows, expert) for rows, expert in zip(x, (2, 1), strict=True)]
+    together = jax.vmap(multiply)(x, jnp.array([2, 1]))
+    return np.array_equal(found, right) and np.array_equal(together, right)
+
+
+TURNED = pytest.mark.parametrize("turned", [False, True])
+
+
+@pytest.mark.rule("MOE-4")
+@TURNED
+@pytest.mark.parametrize("piece", [1, 10, 15, 35, 2**18])
+def test_pieces_of_a_matrix_make_its_product(turned: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row at a time, pieces that leave a rest, pieces that do not, and the whole."""
+    assert multiplies(jax_experts, turned, piece, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("multiply(whole * piece, rest, output) if rest > 0 else output", "output"),
+        ("return output + jnp.matmul(columns", "return jnp.matmul(columns"),
+        ("(0, start))", "(0, 0))"),
+        ("in (expert, start, 0)", "in (expert, 0, 0)"),
+    ],
+    ids=["rest", "sum", "columns", "rows"],
+)
+def test_a_fault_in_pieces_is_noticed(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = edited("jax_impl.experts", old, new)
+    assert not all(multiplies(module, turned, 10, monkeypatch) for turned in (False, True))
