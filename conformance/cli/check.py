@@ -46,9 +46,9 @@ def check(
     interrupted.
     """
     if options.get("ranks"):
-        from conformance.runner.ranks import serve_launched, under_torchrun
+        from conformance.runner.ranks import is_launched, serve_launched
 
-        if under_torchrun() and os.environ["RANK"] != "0":
+        if is_launched() and os.environ["RANK"] != "0":
             serve_launched()
             return
     from conformance.reports.tables import subject_report

@@ -22,7 +22,7 @@ from conformance.judge.trial import Progress, ignore_progress
 from conformance.ports.report import ModelReport
 from conformance.runner.in_process import TIME_LIMIT, judge_scope
 from conformance.runner.in_subprocess import runner_for
-from conformance.runner.ranks import under_torchrun
+from conformance.runner.ranks import is_launched
 from conformance.subjects.callables import Target
 
 MODEL = "model"
@@ -168,7 +168,7 @@ def spread(target: Target, ranks: int, shard: str) -> Target:
         raise ValueError("ranks: for functions of PyTorch or JAX that compute attention alone")
     if target.device != "cpu":
         raise ValueError("ranks: on CPUs alone")
-    if under_torchrun() and os.environ["WORLD_SIZE"] != str(ranks):
+    if is_launched() and os.environ["WORLD_SIZE"] != str(ranks):
         raise ValueError(f"ranks must be {os.environ['WORLD_SIZE']}, as many as torchrun has started, got {ranks}")
     if "vjp" in target.given:
         raise ValueError("vjp: a function on ranks is differentiated by its framework")

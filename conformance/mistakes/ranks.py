@@ -27,7 +27,7 @@ class Holder(NamedTuple):
     sizes: np.ndarray
 
     @classmethod
-    def of_length(cls, length: int, ranks: int, shard: str) -> Holder:
+    def locate(cls, length: int, ranks: int, shard: str) -> Holder:
         layout = "zigzag" if shard == "zigzag" else "contiguous"
         parts = [shard_positions(length, ranks, rank, layout) for rank in range(ranks)]
         rank, local = np.zeros(length, int), np.zeros(length, int)
@@ -35,7 +35,7 @@ class Holder(NamedTuple):
             rank[part], local[part] = number, np.arange(len(part))
         return cls(rank, local, np.array([len(part) for part in parts]))
 
-    def elsewhere(self, taken: np.ndarray) -> np.ndarray:
+    def find_counterparts(self, taken: np.ndarray) -> np.ndarray:
         """The positions in the same place on other ranks; the own one where that rank has fewer."""
         order = np.lexsort((self.local, self.rank))  # positions, rank by rank
         start = np.cumsum(self.sizes) - self.sizes
@@ -52,23 +52,23 @@ class Spread(NamedTuple):
     keys: Holder
 
     @property
-    def behind(self) -> np.ndarray:
+    def hops(self) -> np.ndarray:
         """[Q, K]: after how many hops of a ring the keys are there."""
         return (self.queries.rank[:, None] - self.keys.rank) % self.ranks
 
 
-def on_sequence(change: Callable[..., Any]) -> Callable[..., Any]:
+def limit_to_sequence(change: Callable[..., Any]) -> Callable[..., Any]:
     """Take `change(call, spread, **values)` for calls whose ranks have parts of the sequence."""
-    return on_ranks(change, ("sequence", "zigzag"))
+    return limit_to_ranks(change, ("sequence", "zigzag"))
 
 
-def on_ranks(change: Callable[..., Any], shards: tuple[str, ...]) -> Callable[..., Any]:
+def limit_to_ranks(change: Callable[..., Any], shards: tuple[str, ...]) -> Callable[..., Any]:
     def answer(call: Call, **values: object) -> Any:
         shard, ranks = call.case.rounding.get("shard", ""), int(call.case.rounding.get("ranks", 0))
         if shard not in shards or ranks < 2:
             return None
         _, _, Q, K = call.steps.sizes
-        return change(call, Spread(ranks, shard, *(Holder.of_length(n, ranks, shard) for n in (Q, K))), **values)
+        return change(call, Spread(ranks, shard, *(Holder.locate(n, ranks, shard) for n in (Q, K))), **values)
 
     return answer
 
@@ -80,11 +80,11 @@ RANKS = Topic("ranks", "ATT-8", ("attention",))
 
 
 SEEN: dict[str, Callable[[Spread], np.ndarray]] = {
-    "its own keys alone": lambda s: s.behind == 0,
+    "its own keys alone": lambda s: s.hops == 0,
     "all keys but those of the last rank": lambda s: s.keys.rank < s.ranks - 1,
-    "all keys but those of the next rank": lambda s: s.behind < s.ranks - 1,
-    "all keys but those of the rank before": lambda s: s.behind != 1,
-    "all keys but its own": lambda s: s.behind != 0,
+    "all keys but those of the next rank": lambda s: s.hops < s.ranks - 1,
+    "all keys but those of the rank before": lambda s: s.hops != 1,
+    "all keys but its own": lambda s: s.hops != 0,
     "no keys of later ranks": lambda s: s.keys.rank <= s.queries.rank[:, None],
     "no key past the shortest part": lambda s: s.keys.local < s.keys.sizes.min(),
 }
@@ -102,12 +102,12 @@ TAKEN: dict[str, Callable[[Spread, np.ndarray], np.ndarray]] = {
 
 
 def take_columns(call: Call, s: Spread, taken: str) -> AttentionSteps | None:
-    return see_pairs(call, call.steps.visible[..., s.keys.elsewhere(TAKEN[taken](s, s.keys.rank))])
+    return see_pairs(call, call.steps.visible[..., s.keys.find_counterparts(TAKEN[taken](s, s.keys.rank))])
 
 
 def take_own_columns(visible: np.ndarray, s: Spread) -> np.ndarray:
     """Each row has, for every block, the columns of its own rank."""
-    places = [s.keys.elsewhere(np.full_like(s.keys.rank, rank)) for rank in range(s.ranks)]
+    places = [s.keys.find_counterparts(np.full_like(s.keys.rank, rank)) for rank in range(s.ranks)]
     columns = np.stack(places)[s.queries.rank]
     return np.take_along_axis(visible, np.broadcast_to(columns, visible.shape), axis=-1)
 
@@ -124,7 +124,7 @@ def keep_order(visible: np.ndarray, s: Spread) -> np.ndarray:
 PAIRS: dict[str, Callable[[np.ndarray, Spread], np.ndarray]] = {
     "by the columns of its own part for every part": take_own_columns,
     "by positions within ranks": read_locally,
-    "for its own part alone": lambda visible, s: visible | (s.behind != 0),
+    "for its own part alone": lambda visible, s: visible | (s.hops != 0),
     "as if all ranks' keys stood in the order of ranks": keep_order,
 }
 
@@ -137,7 +137,7 @@ def read_pairs(call: Call, s: Spread, read: str) -> AttentionSteps | None:
 
 
 def take_bias(call: Call, s: Spread, taken: str) -> AttentionSteps:
-    columns = s.keys.elsewhere(TAKEN[taken](s, s.keys.rank))
+    columns = s.keys.find_counterparts(TAKEN[taken](s, s.keys.rank))
     return call.steps.read_elsewhere(bias=places_of(call.steps.bias)[..., columns])
 
 
@@ -148,7 +148,7 @@ def take_own_bias(call: Call, s: Spread) -> AttentionSteps:
 
 
 def take_values(call: Call, s: Spread, taken: str) -> AttentionSteps | None:
-    moved = s.keys.elsewhere(TAKEN[taken](s, s.keys.rank))
+    moved = s.keys.find_counterparts(TAKEN[taken](s, s.keys.rank))
     assert call.steps.value is not None
     if np.array_equal(moved, np.arange(len(moved))):
         return None
@@ -156,13 +156,11 @@ def take_values(call: Call, s: Spread, taken: str) -> AttentionSteps | None:
 
 
 def add_to_own(call: Call, s: Spread) -> AttentionSteps:
-    return call.steps.change(
-        score=lambda steps, products: steps.cap(products) + steps.bias + np.log(2) * (s.behind == 0)
-    )
+    return call.steps.change(score=lambda steps, products: steps.cap(products) + steps.bias + np.log(2) * (s.hops == 0))
 
 
 def scale_by_hops(call: Call, s: Spread) -> AttentionSteps:
-    factor = call.steps.scale ** s.behind.astype(float)
+    factor = call.steps.scale ** s.hops.astype(float)
     return call.steps.change(score=lambda steps, products: steps.cap(products * factor) + steps.bias)
 
 
@@ -190,7 +188,7 @@ def average_parts(call: Call, s: Spread, over: str) -> AttentionSteps:
 
 
 def share_first(call: Call, s: Spread) -> Results:
-    return {"output": call.right["output"][:, :, s.queries.elsewhere(np.zeros_like(s.queries.rank))]}
+    return {"output": call.right["output"][:, :, s.queries.find_counterparts(np.zeros_like(s.queries.rank))]}
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -225,7 +223,7 @@ def use_own_keys(call: Call, s: Spread) -> Results | None:
         return None
     scores, found = call.gradients.scores, np.zeros_like(call.gradients.query)
     for rank in range(s.ranks):
-        stale = s.keys.elsewhere(np.full_like(s.keys.rank, rank))
+        stale = s.keys.find_counterparts(np.full_like(s.keys.rank, rank))
         here = scores @ call.steps.keys[:, :, stale] * call.steps.scale
         found = np.where((s.queries.rank == rank)[:, None], here, found)
     return {gradient_name("query"): found}
@@ -255,35 +253,35 @@ def reverse_heads(call: Call, s: Spread) -> AttentionSteps | None:
 
 
 MISTAKES = (
-    RANKS.entry("keys-seen", "each rank sees {seen}", on_sequence(see_keys), seen=(*SEEN,)),
-    RANKS.entry("mask-columns", "a part of the keys has the mask of {taken}", on_sequence(take_columns),
+    RANKS.entry("keys-seen", "each rank sees {seen}", limit_to_sequence(see_keys), seen=(*SEEN,)),
+    RANKS.entry("mask-columns", "a part of the keys has the mask of {taken}", limit_to_sequence(take_columns),
                 rule="MASK-3", needs=("mask",), taken=(*TAKEN,)),
-    RANKS.entry("mask-read", "each rank reads the mask {read}", on_sequence(read_pairs),
+    RANKS.entry("mask-read", "each rank reads the mask {read}", limit_to_sequence(read_pairs),
                 rule="MASK-3", needs=("mask",), read=(*PAIRS,)),
-    RANKS.entry("bias-columns", "a part of the keys has the bias of {taken}", on_sequence(take_bias),
+    RANKS.entry("bias-columns", "a part of the keys has the bias of {taken}", limit_to_sequence(take_bias),
                 rule="ATT-3", needs=("bias",), taken=(*TAKEN,)),
-    RANKS.entry("own-bias-columns", "each rank adds the bias of its own part to every part", on_sequence(take_own_bias),
-                rule="ATT-3", needs=("bias",)),
-    RANKS.entry("values-behind", "values are those of {taken}, and keys are not", on_sequence(take_values),
+    RANKS.entry("own-bias-columns", "each rank adds the bias of its own part to every part",
+                limit_to_sequence(take_own_bias), rule="ATT-3", needs=("bias",)),
+    RANKS.entry("values-behind", "values are those of {taken}, and keys are not", limit_to_sequence(take_values),
                 taken=(*TAKEN,)),
-    RANKS.entry("own-part-twice", "the own part of the keys counts twice", on_sequence(add_to_own)),
-    RANKS.entry("scale-at-every-hop", "the scale is applied once more at every hop", on_sequence(scale_by_hops),
+    RANKS.entry("own-part-twice", "the own part of the keys counts twice", limit_to_sequence(add_to_own)),
+    RANKS.entry("scale-at-every-hop", "the scale is applied once more at every hop", limit_to_sequence(scale_by_hops),
                 rule="ATT-1"),
-    RANKS.entry("sinks-repeated", "sinks count on every rank", on_sequence(repeat_sinks), rule="ATT-5",
+    RANKS.entry("sinks-repeated", "sinks count on every rank", limit_to_sequence(repeat_sinks), rule="ATT-5",
                 needs=("sinks",)),
     RANKS.entry("parts-averaged", "parts of the keys are averaged over {over}, and not merged by log-sum-exps",
-                on_sequence(average_parts), over=("ranks that see a key", "all ranks")),
-    RANKS.entry("first-output", "every rank returns the output of the first", on_sequence(share_first)),
+                limit_to_sequence(average_parts), over=("ranks that see a key", "all ranks")),
+    RANKS.entry("first-output", "every rank returns the output of the first", limit_to_sequence(share_first)),
     RANKS.entry("gradients-averaged", "gradients of keys and values are averaged over ranks",
-                on_sequence(scale_gradients), rule="ATT-12", needs=("gradients",)),
+                limit_to_sequence(scale_gradients), rule="ATT-12", needs=("gradients",)),
     RANKS.entry("gradients-not-summed", "keys and values have no gradients of other ranks' queries",
-                on_sequence(drop_foreign_gradients), rule="ATT-12", needs=("gradients",)),
-    RANKS.entry("stale-keys", "the backward pass has the own keys at every hop", on_sequence(use_own_keys),
+                limit_to_sequence(drop_foreign_gradients), rule="ATT-12", needs=("gradients",)),
+    RANKS.entry("stale-keys", "the backward pass has the own keys at every hop", limit_to_sequence(use_own_keys),
                 rule="ATT-12", needs=("gradients",)),
     RANKS.entry("groups-dealt", "within a rank, query head i reads key head i modulo their number",
-                on_ranks(deal_groups, ("heads",)), rule="ATT-7"),
+                limit_to_ranks(deal_groups, ("heads",)), rule="ATT-7"),
     RANKS.entry("heads-reversed", "the query heads of each rank are read backwards",
-                on_ranks(reverse_heads, ("heads",))),
+                limit_to_ranks(reverse_heads, ("heads",))),
 )  # fmt: skip
 CONTIGUOUS, ZIGZAG, HEADS = (Condition(features=(shard,)) for shard in ("sequence", "zigzag", "heads"))
 PLANTED = (

@@ -133,10 +133,9 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
             if all(map(is_rotation_narrow, remaining)):
                 return [name_rotation(find_place(wrong, shown, ask), remaining, asked)], first
             added = None if is_large(shown) else choose_constant(wrong, evidence, sets)
-            narrow = find_narrow(wrong, ask) if added is None else ()
-            narrow = narrow or find_narrow(choose_ordinary(remaining), ask) if added is None else ()
-            if added is None and not narrow and not is_large(shown):
-                added = choose_pair(wrong, evidence, sets)
+            if added is None:
+                narrow = find_narrow(wrong, ask) or find_narrow(choose_ordinary(remaining), ask)
+                added = None if narrow or is_large(shown) else choose_pair(wrong, evidence, sets)
         if added is None:
             break
         sets.append(added)

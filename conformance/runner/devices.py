@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.signatures import declaration_of
-from conformance.runner.ranks import INPUTS, RESULTS, without_given
+from conformance.runner.ranks import RESULTS, drop_rank_parameters, list_places
 from conformance.subjects.callables import Target
 from conformance.subjects.shards import Shards, layout_of
 from specification.masks import Mask, map_arrays, part
@@ -50,8 +50,7 @@ def put_on_devices(function: Callable[..., Any], target: Target) -> Callable[...
     results = RESULTS if declared.returns_both(target.operation) else RESULTS[:1]
     named_options = {"axis_name": AXIS, "layout": layout_of(target.shard)}
     options = {name: v for name, v in named_options.items() if name in inspect.signature(function).parameters}
-    own = without_given(function)
-    behind = [p.name for p in own.parameters.values() if p.kind is p.POSITIONAL_ONLY][len(INPUTS) :]
+    own = drop_rank_parameters(function)
 
     @functools.lru_cache(maxsize=KEPT)
     def compile_call(shards: Shards, places: tuple[str, ...], ranked: Any, skeleton: Skeleton) -> Any:
@@ -94,7 +93,7 @@ def put_on_devices(function: Callable[..., Any], target: Target) -> Callable[...
 
     @functools.wraps(function)
     def whole(*positional: Any, **keywords: Any) -> Any:
-        places = (*INPUTS, *behind)[: len(positional)]
+        places = list_places(own)[: len(positional)]
         named = dict(zip(places, positional, strict=True)) | keywords
         shards = Shards.read_call(target.shard, ranks, named, layout, tiled)
         arrays = {name: value for name, value in named.items() if hasattr(value, "shape")}

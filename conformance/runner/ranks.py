@@ -61,17 +61,22 @@ Address = tuple[Any, bytes]
 """Where rank 0's judge listens, and its key."""
 
 
-def under_torchrun() -> bool:
+def is_launched() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
 # --- the function of the whole ----------------------------------------------------------------------------------------
 
 
-def without_given(function: Callable[..., Any]) -> inspect.Signature:
+def drop_rank_parameters(function: Callable[..., Any]) -> inspect.Signature:
     """The function's signature without the parameters of ranks."""
     signature = inspect.signature(function)
     return signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in GIVEN])
+
+
+def list_places(signature: inspect.Signature) -> tuple[str, ...]:
+    """The names of arguments that go by place."""
+    return *INPUTS, *[p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_ONLY][len(INPUTS) :]
 
 
 def put_on_ranks(function: Callable[..., Any], target: Target, seconds: float) -> Callable[..., Any]:
@@ -96,7 +101,7 @@ def put_on_ranks(function: Callable[..., Any], target: Target, seconds: float) -
     declared = declaration_of(function, True, target.operation, **target.given)
     layout, tiled = declared.layout, declared.convention("heads") == "tiled"
 
-    def to_numpy(value: Any) -> Any:
+    def convert_to_numpy(value: Any) -> Any:
         return map_arrays(value, lambda a: arrays.numpy(a) if isinstance(a, torch.Tensor) else a)
 
     class OnRanks(torch.autograd.Function):
@@ -104,7 +109,10 @@ def put_on_ranks(function: Callable[..., Any], target: Target, seconds: float) -
         def forward(
             ctx: Any, places: tuple[str, ...], named: dict[str, Any], names: tuple[str, ...], *tensors: Any
         ) -> Any:
-            named = {name: to_numpy(value) for name, value in (named | dict(zip(names, tensors, strict=True))).items()}
+            named = {
+                name: convert_to_numpy(value)
+                for name, value in (named | dict(zip(names, tensors, strict=True))).items()
+            }
             shards = Shards.read_call(target.shard, target.ranks, named, layout, tiled)
             number, calls = next(NUMBERS), []
             for rank in range(target.ranks):
@@ -130,7 +138,7 @@ def put_on_ranks(function: Callable[..., Any], target: Target, seconds: float) -
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *cotangents: Any) -> Any:
             number, shards, names, inputs = ctx.state
-            named = {n: to_numpy(c) for n, c in zip(RESULTS, cotangents, strict=False)}
+            named = {n: convert_to_numpy(c) for n, c in zip(RESULTS, cotangents, strict=False)}
             calls = [
                 (named_target, number, [shards.cut(name, array, rank) for name, array in named.items()])
                 for rank in range(target.ranks)
@@ -143,12 +151,11 @@ def put_on_ranks(function: Callable[..., Any], target: Target, seconds: float) -
                 gradients.append(arrays.array(joined))
             return None, None, None, *gradients
 
-    own = without_given(function)
-    behind = [p.name for p in own.parameters.values() if p.kind is p.POSITIONAL_ONLY][len(INPUTS) :]
+    own = drop_rank_parameters(function)
 
     @functools.wraps(function)
     def whole(*positional: Any, **keywords: Any) -> Any:
-        places = (*INPUTS, *behind)[: len(positional)]
+        places = list_places(own)[: len(positional)]
         named = dict(zip(places, positional, strict=True)) | keywords
         wanted = [n for n, v in named.items() if isinstance(v, torch.Tensor) and v.requires_grad]
         names = tuple(wanted) if torch.is_grad_enabled() else ()
@@ -179,7 +186,7 @@ class RankProcesses:
         self.pids: list[int] = []
         self.released: list[int] = []
         self.forking: list[Worker] = []
-        self.lock, self.launched, self.lost = Lock(), under_torchrun(), False
+        self.lock, self.launched, self.lost = Lock(), is_launched(), False
         weakref.finalize(self, end_processes, self.pids, self.connections, self.forking)
 
     def start(self) -> None:
@@ -278,9 +285,9 @@ class RankProcesses:
         if isinstance(error, WrongAnswer):
             raise error
         if len(errors) == len(calls) and len({*errors.values()}) == 1:
-            return [], like(*error)
+            return [], make_exception(*error)
         name, text = error
-        raise like(name, f"on rank {rank}: {text}")
+        raise make_exception(name, f"on rank {rank}: {text}")
 
     def exit_code(self, rank: int) -> int | None:
         if self.launched:
@@ -295,7 +302,7 @@ NUMBERS = itertools.count()
 """Of calls."""
 
 
-def like(name: str, text: str) -> Exception:
+def make_exception(name: str, text: str) -> Exception:
     """An exception as a rank raised it, by the name of its type."""
     base = getattr(builtins, name, Exception)
     base = base if isinstance(base, type) and issubclass(base, Exception) else Exception
@@ -463,10 +470,10 @@ def call_forward(
     """
     (function, options), arrays = load_function(target), TorchArrays()
 
-    def to_tensors(value: Any) -> Any:
+    def convert_to_tensors(value: Any) -> Any:
         return map_arrays(value, lambda a: arrays.array(a) if isinstance(a, np.ndarray) else a)
 
-    tensors = {name: to_tensors(value) for name, value in named.items()}
+    tensors = {name: convert_to_tensors(value) for name, value in named.items()}
     inputs = [tensors[name].requires_grad_() for name in wanted]
     given = [tensors.pop(name) for name in places]
     returned = function(*given, **tensors, **options)

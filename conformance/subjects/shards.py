@@ -1,8 +1,8 @@
 """Which part of a call of attention each of several ranks has, and the whole of all parts (DIST-1 to DIST-3).
 
-A rank has a part of the sequence, or of the heads. With a part of the sequence it has its queries, keys and values, and
-of masks, biases and dropout the rows of its own queries, with a column for each of all keys. With a part of the heads
-it has whole sequences of some key heads, and of the query heads that read them. What has no such axis is whole.
+A rank has a part of the sequence, or of the heads. With a part of the sequence it has its queries, keys and values. Of
+masks, biases and dropout it has the rows of its own queries, with a column for each of all keys. With a part of the
+heads it has whole sequences of some key heads, and of the query heads that read them. What has no such axis is whole.
 """
 
 from __future__ import annotations

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from conformance.ports.computation import Computation, Step
-from conformance.ports.mistakes.attention import MASK, ROTATION, attend_with, complete
+from conformance.ports.mistakes.attention import MASK, ROTATION, attend_otherwise, complete
 from conformance.ports.mistakes.masks import map_masks
 from conformance.ports.mistakes.mistake import ModelMistake
-from reference_numpy import materialize
-from reference_numpy.attention_steps import attention_scores, repeat_heads, softmax
+from reference_numpy.attention_steps import softmax
 from specification.masks import Causal, Dense
 
 
@@ -127,24 +126,16 @@ def see_empty_places(count: CountPlaces, is_next_seen: bool = False) -> Callable
         lengths = np.array(computation.chunks, int)
         empty = count(np.arange(lengths.sum()), np.repeat(np.cumsum(lengths), lengths))
 
-        def attention(
-            query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None, bias: Any = None,
-            scale: Any = None, softcap: Any = None, **_: Any,
-        ) -> Any:  # fmt: skip
-            B, H, Q, _ = query.shape
-            shape = (B, H, Q, key.shape[2])
-            allowed = np.broadcast_to(materialize(mask, Q, key.shape[2], batch=B, heads=H), shape)
-            key, value = repeat_heads(key, H), repeat_heads(value, H)
-            scores = attention_scores(query, key, np.ones(shape, bool), bias=bias, scale=scale, softcap=softcap)
+        def weigh(scores: np.ndarray, allowed: np.ndarray) -> Any:
+            column = (*scores.shape[:-1], 1)
             # n keys of score 0 weigh as much as one of score log(n).
-            beside = np.broadcast_to(np.log(np.maximum(empty, 1))[:, None], (B, H, Q, 1))
-            there = np.broadcast_to(empty[:, None] > 0, (B, H, Q, 1))
+            beside = np.broadcast_to(np.log(np.maximum(empty, 1))[:, None], column)
+            there = np.broadcast_to(empty[:, None] > 0, column)
             pairs = np.concatenate([allowed, there], axis=-1)
-            weights = softmax(np.concatenate([scores, beside], axis=-1), pairs)[0]
-            return weights[..., :-1] @ value
+            return softmax(np.concatenate([scores, beside], axis=-1), pairs)[0][..., :-1]
 
         def rewrite(step: Step) -> Step:
-            return attend_with(attention=attention)(step) if step.kind == "attend" and len(empty) else step
+            return attend_otherwise(weigh)(step) if step.kind == "attend" and len(empty) else step
 
         if is_next_seen:
             computation = mask_parts(lambda token, key, start, end: key <= token + 1)(computation)

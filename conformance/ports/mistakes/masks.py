@@ -15,6 +15,7 @@ from conformance.ports.mistakes.attention import (
     MEMORY,
     QUERY,
     TOPIC,
+    attend_otherwise,
     attend_with,
     complete,
 )
@@ -115,23 +116,14 @@ def attend_where_empty(change: StepChange, rest: MaskChange, even: bool) -> Step
         step = complete(step)
         others = windowed(rest(step.arguments[MASK]), step.arguments[LAYER])
 
-        def attention(
-            query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None, bias: Any = None,
-            scale: Any = None, softcap: Any = None, **_: Any,
-        ) -> Any:  # fmt: skip
-            B, H, Q, _ = query.shape
-            shape = (B, H, Q, key.shape[2])
-            allowed, spare = (
-                np.broadcast_to(materialize(one, Q, key.shape[2], batch=B, heads=H), shape) for one in (mask, others)
-            )
-            key, value = repeat_heads(key, H), repeat_heads(value, H)
-            every = np.ones(shape, bool)
-            scores = attention_scores(query, key, every, bias=bias, scale=scale, softcap=softcap)
+        def weigh(scores: np.ndarray, allowed: np.ndarray) -> Any:
+            B, H, Q, K = scores.shape
+            spare = np.broadcast_to(materialize(others, Q, K, batch=B, heads=H), scores.shape)
             weights = softmax(scores, allowed)[0]
             spread = softmax(0 * scores if even else scores, spare)[0]
-            return np.where(allowed.any(axis=-1, keepdims=True), weights, spread) @ value
+            return np.where(allowed.any(axis=-1, keepdims=True), weights, spread)
 
-        return attend_with(attention=attention)(change(step))
+        return attend_otherwise(weigh)(change(step))
 
     return changed
 

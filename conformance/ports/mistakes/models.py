@@ -21,7 +21,7 @@ from conformance.ports.mistakes.mistake import (
     replace_stack,
 )
 from conformance.ports.mistakes.norms import initial_weight
-from conformance.ports.mistakes.wiring import list_rewired
+from conformance.ports.mistakes.wiring import list_rewired, replace_input
 from reference_numpy.blocks import normalize
 from specification.configuration import CHOICES, AttentionLayer, Configuration
 from specification.parameters import Embedding, LanguageModel, Norm, Transformer, mapped
@@ -205,13 +205,7 @@ def list_moved_norms(computation: Computation) -> Iterator[ModelMistake]:
     own = computation.configuration.norm_order
     if own not in MOVABLE:
         return
-    sublayers = [
-        f"{name}blocks.{i}.{part}"
-        for name, stack in list_stacks(computation).items()
-        for i, block in enumerate(cast("Iterable[Any]", stack.blocks))
-        for part in SUBLAYERS
-        if getattr(block, f"{part}_norm", None) is not None
-    ]
+    sublayers = [*find_norms(computation)]
     scopes = [tuple(path for path in sublayers if path.endswith(f".{part}")) for part in SUBLAYERS]
     blocks = dict.fromkeys(path.rpartition(".")[0] for path in sublayers)
     scopes += [tuple(path for path in sublayers if path.startswith(f"{block}.")) for block in blocks]
@@ -221,14 +215,19 @@ def list_moved_norms(computation: Computation) -> Iterator[ModelMistake]:
             yield ModelMistake(f"order.{order}", "BLK-1", ORDERS[order], partial(move_norms, order, scope), scope)
 
 
-def move_norms(order: str, sublayers: Scope, computation: Computation) -> Computation:
-    norms: dict[str, Any] = {
-        f"{name}blocks.{i}.{part}": getattr(block, f"{part}_norm", None)
+def find_norms(computation: Computation) -> dict[str, Norm]:
+    """By the name of its sublayer, each norm that stands before or after one."""
+    return {
+        f"{name}blocks.{i}.{part}": norm
         for name, stack in list_stacks(computation).items()
         for i, block in enumerate(cast("Iterable[Any]", stack.blocks))
         for part in SUBLAYERS
+        if (norm := getattr(block, f"{part}_norm", None)) is not None
     }
-    configuration = computation.configuration
+
+
+def move_norms(order: str, sublayers: Scope, computation: Computation) -> Computation:
+    norms, configuration = find_norms(computation), computation.configuration
 
     def rewrite(step: Step) -> Step:
         path = step.name.partition(":")[0]
@@ -238,8 +237,7 @@ def move_norms(order: str, sublayers: Scope, computation: Computation) -> Comput
             return step
         norm = partial(normalize, norms[path], configuration=configuration)
         if order == "pre" and step.kind in ("attend", "transform"):
-            x, changed = step.arguments[1], step.argument(1, norm(step.arguments[1]))
-            return changed.argument(2, changed.arguments[1]) if changed.arguments[2] is x else changed
+            return replace_input(step, norm(step.arguments[1]))
         if order == "after" and step.kind == "add":
             return step.argument(1, norm(step.arguments[1]))
         if order == "post" and step.kind == "add":

@@ -50,30 +50,30 @@ def rewire(*wires: tuple[str, str]) -> Callable[[Computation], Computation]:
     """Give consumers the latest result of a source in their block. wires: pairs of both."""
 
     def change(computation: Computation) -> Computation:
-        block, results = "", dict[str, Any]()
+        block, first, results = "", np.zeros(0), dict[str, Any]()
 
         def note(name: str, result: np.ndarray) -> np.ndarray:
             results[name] = result
             return result
 
         def rewrite(step: Step) -> Step:
-            nonlocal block
+            nonlocal block, first
             path = step.name.partition(":")[0]
             if "blocks." not in path or step.kind not in INPUT:
                 return step
             prefix, _, part = path.rpartition(".")
             if prefix != block:
-                given, first = step.arguments[INPUT[step.kind]], results.get("embedding")
-                block = prefix
+                block, given = prefix, step.arguments[INPUT[step.kind]]
+                first = given if prefix.endswith(".0") else first
                 results.clear()
-                results.update(block=given, embedding=given if first is None or prefix.endswith(".0") else first)
+                results.update(block=given, embedding=first)
             # In parallel blocks the sublayers are added up first.
             if step.kind == "add" and configuration.norm_order == "parallel" and not step.name.endswith("2"):
                 return step
             name = part.replace("self_attention", "attention") + ": add" * (step.kind == "add")
             for consumer, source in wires:
                 if name == consumer and source in results:
-                    step = give(step, results[source])
+                    step = replace_input(step, results[source])
             if step.kind == "attend" and any(source == "heads" for _, source in wires):
                 step = attend_with(concatenate_heads=lambda heads: note("heads", concatenate_heads(heads)))(step)
             function = step.function
@@ -85,7 +85,7 @@ def rewire(*wires: tuple[str, str]) -> Callable[[Computation], Computation]:
     return change
 
 
-def give(step: Step, array: np.ndarray) -> Step:
+def replace_input(step: Step, array: np.ndarray) -> Step:
     """Return the step with another input, where that has the same shape."""
     index = INPUT[step.kind]
     due = step.arguments[index]

@@ -102,7 +102,7 @@ def rotate_values(owner: int, ranks: int) -> int:
     return (owner - 1) % ranks
 
 
-def with_values_one_step_behind(query: Any, key: Any, value: Any, **options: Any) -> torch.Tensor:
+def take_values_one_step_behind(query: Any, key: Any, value: Any, **options: Any) -> torch.Tensor:
     """Where all parts are as long; else they do not fit."""
     lengths: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(lengths, key.shape[2])
@@ -123,7 +123,7 @@ def cut_remainder(query: Any, key: Any, value: Any, **options: Any) -> torch.Ten
     return attend(query, key, value, **options, steps=steps)
 
 
-plant("ATT-8", "values one step behind their keys", wraps(attend)(with_values_one_step_behind))
+plant("ATT-8", "values one step behind their keys", wraps(attend)(take_values_one_step_behind))
 plant("ATT-8", "remainder lost", wraps(attend)(cut_remainder))
 
 
@@ -182,27 +182,27 @@ def attend_described(query: Any, key: Any, value: Any, *, mask: Any = None, loca
     return attend(query, key, value, mask=mask, **options)
 
 
-def described(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
+def attend_by_description(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
               softcap: Any = None, sinks: Any = None, layout: str = "contiguous") -> Any:  # fmt: skip
     return attend_described(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
 
 
-def described_locally(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
+def attend_within_rank(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
                       softcap: Any = None, sinks: Any = None, layout: str = "contiguous") -> Any:  # fmt: skip
     return attend_described(
         query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, local=True
     )
 
 
-FAULTS.described = described
+FAULTS.described = attend_by_description
 for kind, rule in (("window", "MASK-4"), ("causal", "MASK-3"), ("lengths", "MASK-2")):
-    plant(rule, f"{kind} measured within a rank", described_locally, "described", supports=["structured"])
+    plant(rule, f"{kind} measured within a rank", attend_within_rank, "described", supports=["structured"])
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
 
 
-def on_own_heads(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
+def attend_to_own_heads(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
                  softcap: Any = None, sinks: Any = None) -> Any:  # fmt: skip
     """Attention of this rank's heads; a bias that all ranks share has the gradient of all of them."""
     if bias is not None and (bias.ndim == 2 or bias.shape[1] == 1):
@@ -211,16 +211,16 @@ def on_own_heads(query: Any, key: Any, value: Any, *, mask: Any = None, bias: An
 
 
 def change_heads(change: Callable[..., Any]) -> Function:
-    @wraps(on_own_heads)
+    @wraps(attend_to_own_heads)
     def changed(query: Any, key: Any, value: Any, **options: Any) -> Any:
         query, key, value = change(query, key, value)
-        return on_own_heads(query, key, value, **options)
+        return attend_to_own_heads(query, key, value, **options)
 
     return changed
 
 
-@wraps(on_own_heads)
-def with_own_share_of_the_bias(query: Any, key: Any, value: Any, **options: Any) -> Any:
+@wraps(attend_to_own_heads)
+def keep_own_share_of_bias(query: Any, key: Any, value: Any, **options: Any) -> Any:
     return attention(query, key, value, **options)
 
 
@@ -231,16 +231,16 @@ def regroup(query: Any, key: Any, value: Any) -> Any:
     return query, key[:, heads], value[:, heads]
 
 
-FAULTS.heads = on_own_heads
+FAULTS.heads = attend_to_own_heads
 plant("ATT-7", "groups split one by one", change_heads(regroup), "heads", ranks=2, shard="heads")
 plant("ATT-8", "heads in another order", change_heads(lambda q, k, v: (q.flip(1), k, v)), "heads", 2, "heads")
-plant("ATT-12", "gradients of a shared bias not summed", with_own_share_of_the_bias, "heads", 2, "heads")
+plant("ATT-12", "gradients of a shared bias not summed", keep_own_share_of_bias, "heads", 2, "heads")
 
 
 # --- what one rank returns, or never returns --------------------------------------------------------------------------
 
 
-def on_rank(number: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Function:
+def change_rank(number: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Function:
     """Change the output of one rank."""
 
     @wraps(attend)
@@ -287,29 +287,29 @@ def wait_for_each_other(output: torch.Tensor) -> torch.Tensor:
 
 
 @wraps(attend)
-def in_a_deadlock(*arguments: Any, **options: Any) -> torch.Tensor:
+def attend_in_deadlock(*arguments: Any, **options: Any) -> torch.Tensor:
     return wait_for_each_other(attend(*arguments, **options))
 
 
 @wraps(attend)
-def with_the_first_output(*arguments: Any, **options: Any) -> torch.Tensor:
+def return_first_output(*arguments: Any, **options: Any) -> torch.Tensor:
     return share_first(attend(*arguments, **options))
 
 
 @wraps(attend)
-def with_all_outputs(*arguments: Any, **options: Any) -> torch.Tensor:
+def return_all_outputs(*arguments: Any, **options: Any) -> torch.Tensor:
     return torch.cat(Gather.apply(True, attend(*arguments, **options)), dim=2)
 
 
-plant("ATT-8", "output of rank 0 on all", with_the_first_output)
-plant("ATT-8", "whole output on every rank", with_all_outputs)
-plant("ATT-9", "rank 1 returns float32", on_rank(1, torch.Tensor.float))
-plant("ATT-8", "rank 1 raises", on_rank(1, fail))
+plant("ATT-8", "output of rank 0 on all", return_first_output)
+plant("ATT-8", "whole output on every rank", return_all_outputs)
+plant("ATT-9", "rank 1 returns float32", change_rank(1, torch.Tensor.float))
+plant("ATT-8", "rank 1 raises", change_rank(1, fail))
 plant("ATT-8", "rank 1 raises while others wait", fail_before(fail))
-plant("ATT-8", "rank 1 dies", on_rank(1, end))
+plant("ATT-8", "rank 1 dies", change_rank(1, end))
 plant("ATT-8", "rank 1 dies while others wait", fail_before(end))
-plant("ATT-8", "rank 1 hangs", on_rank(1, sleep))
+plant("ATT-8", "rank 1 hangs", change_rank(1, sleep))
 plant("ATT-8", "rank 1 hangs while others wait", fail_before(sleep))
-plant("ATT-8", "all ranks wait for each other", in_a_deadlock)
+plant("ATT-8", "all ranks wait for each other", attend_in_deadlock)
 
 BEHAVIOURS = tuple(ROWS)

@@ -80,7 +80,7 @@ def merge(state: State, block: Block) -> State:
     return State(raised, state.total * factor + weights.sum(dim=-1, keepdim=True), output)
 
 
-def own_block_first(rank: int, ranks: int) -> list[int]:
+def list_from_own(rank: int, ranks: int) -> list[int]:
     return [(rank - step) % ranks for step in range(ranks)]
 
 
@@ -91,7 +91,7 @@ class Steps(NamedTuple):
     those of a block. allowed: (allowed pairs, owner, own) -> those of a block. hop: (scale, step) -> its scale.
     """
 
-    owners: Callable[[int, int], Sequence[int]] = own_block_first
+    owners: Callable[[int, int], Sequence[int]] = list_from_own
     value_owner: Callable[[int, int], int] = lambda owner, ranks: owner
     places: Callable[[int, int, int, str], Any] = shard_positions
     mask_columns: Callable[[Any, int, int], Any] = lambda places, owner, own: places[owner]
