@@ -24,7 +24,7 @@ from specification import FeedForward, GatedFeedForward, Linear, MixtureOfExpert
 __all__ = ["mixture_of_experts", "route"]
 
 PIECE = 2**18
-"""Numbers of a stack that are copied at once: 1 MB in float32, half of the second cache of most processors."""
+"""Numbers of a matrix that one product takes: 1 MB in float32, which fits into the L2 cache of a recent CPU core."""
 OPTIONS = ("chosen", "scoring", "groups", "chosen_groups", "group_score", "weighting", "scale")
 
 
@@ -213,8 +213,8 @@ class Blocks(NamedTuple):
 
 def block_size(tokens: int, chosen: int, experts: int) -> int:
     """The power of two at or above the rows that an expert has on average, between 4 and 256; no more than tokens."""
-    average = math.ceil(tokens * chosen / experts - 1)
-    return min(max(1 << average.bit_length(), 4), 256, max(tokens, 1))
+    average = math.ceil(tokens * chosen / experts)
+    return min(max(1 << max(average - 1, 0).bit_length(), 4), 256, max(tokens, 1))
 
 
 def sort_tokens(indices: Integer[jax.Array, "N C"], places: Bool[jax.Array, "N X"]) -> Blocks:
@@ -255,17 +255,17 @@ def grouped_product(
 def stacked_product(
     turned: bool, x: Float[jax.Array, "S I"], stack: Float[jax.Array, "X I O"], expert: Integer[jax.Array, ""]
 ) -> Float[jax.Array, "S O"]:
-    """x @ stack[expert], or by the transposed matrix of a stack [X, O, I], a few rows of the matrix after the other.
+    """x @ stack[expert], or x @ stack[expert].T of a stack [X, O, I], a few rows of the matrix at a time.
 
-    XLA copies the part of a stack that a product takes. The copy of a few rows stays in a cache, and that of the whole
-    matrix would take longer than the product.
+    On CPUs, XLA copies the part of a stack that a product takes. The copy of a few rows stays in a cache. To copy the
+    whole matrix can take longer than the product.
     """
     height, width = stack.shape[1:]
     piece = max(PIECE // max(width, 1), 1)
 
     def multiply(start: Any, count: int, output: jax.Array) -> jax.Array:
-        place = (jnp.asarray(index, int) for index in (expert, start, 0))  # of one dtype, also with 64 bits
-        matrix = widen(jax.lax.dynamic_slice(stack, [*place], (1, count, width))[0])
+        place = [jnp.asarray(index, int) for index in (expert, start, 0)]  # of one dtype, also with 64 bits
+        matrix = widen(jax.lax.dynamic_slice(stack, place, (1, count, width))[0])
         if turned:
             part = jnp.matmul(x, matrix.T, precision=HIGHEST)
             return jax.lax.dynamic_update_slice(output, part, (0, start))
