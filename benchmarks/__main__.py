@@ -154,6 +154,33 @@ def refuse_unreadable() -> Iterator[None]:
 
 
 @app.command()
+def ranks(
+    quick: Annotated[bool, typer.Option("--quick", help="short lengths, and at most 4 ranks")] = False,
+    lengths: Annotated[list[int] | None, typer.Option("--length", help="tokens; may be repeated", min=8)] = None,
+    tokens: Annotated[int, typer.Option(help="length of the simulation, a multiple of 2048", min=2048)] = 2**20,
+    json: Annotated[Path | None, typer.Option(help="write the result to this file", metavar="FILE")] = None,
+    seed: Seed = None,
+) -> None:
+    """Time attention over ranks, count what they send and need, and simulate more of them.
+
+    Exit code 1 if a result is wrong, a rank fails, or sends other bytes than the formula says.
+    """
+    from benchmarks.ranks.tables import LENGTHS, QUICK_LENGTHS, benchmark_ranks
+    from conformance.timing.measure.processes import Failed
+
+    try:
+        settings = read_settings("cpu", 1, seed, quick)
+        refuse_machine("cpu", json)
+        if tokens % 2048:
+            raise ValueError(f"--tokens must be a multiple of 2048, got {tokens}")
+        benchmark_ranks(quick, lengths or (QUICK_LENGTHS if quick else LENGTHS), tokens, settings.seed, json)
+    except ValueError as error:
+        refuse(str(error))
+    except Failed as failed:
+        refuse(str(failed), code=1)
+
+
+@app.command()
 def compare(
     before: Annotated[Path, typer.Argument(help="an earlier result, written by --json", metavar="A.json")],
     after: Annotated[Path, typer.Argument(help="a later result", metavar="B.json")],

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.ranks.rank_worker import count_bytes
 from conformance.cases.arguments import gradient_name
 from conformance.subjects.frameworks import TorchArrays
 from specification.masks import map_arrays
@@ -92,30 +93,14 @@ def numpy(tensor: torch.Tensor) -> np.ndarray:
 @contextlib.contextmanager
 def counted() -> Iterator[dict[str, int]]:
     """Bytes that this rank sends to others, and how often an engine computes a pair of pieces."""
-    from torch_impl import ranks
-
-    counts = {"bytes": 0, "pairs": 0}
-    send, exchange, compute = dist.batch_isend_irecv, dist.all_to_all_single, distributed.forward_of_part
-
-    def counted_send(operations: Any) -> Any:
-        for one in operations:
-            if one.op is dist.isend:
-                counts["bytes"] += one.tensor.numel() * one.tensor.element_size()
-        return send(operations)
-
-    def counted_exchange(received: Any, sent: Any, incoming: Any, outgoing: Any, group: Any) -> Any:
-        own = outgoing[dist.get_rank(group)]
-        counts["bytes"] += (sent.numel() - own) * sent.element_size()
-        return exchange(received, sent, incoming, outgoing, group=group)
+    compute = distributed.forward_of_part
 
     def counted_compute(*arguments: Any) -> Any:
         counts["pairs"] += 1
         return compute(*arguments)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(ranks.dist, "batch_isend_irecv", counted_send))
-        stack.enter_context(replaced(ranks.dist, "all_to_all_single", counted_exchange))
-        stack.enter_context(replaced(distributed, "forward_of_part", counted_compute))
+    with count_bytes() as counts, replaced(distributed, "forward_of_part", counted_compute):
+        counts["pairs"] = 0
         yield counts
 
 
