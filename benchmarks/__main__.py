@@ -156,7 +156,7 @@ def refuse_unreadable() -> Iterator[None]:
 @app.command()
 def ranks(
     quick: Annotated[bool, typer.Option("--quick", help="short lengths, and at most 4 ranks")] = False,
-    lengths: Annotated[list[int] | None, typer.Option("--length", help="tokens; may be repeated", min=8)] = None,
+    lengths: Annotated[list[int] | None, typer.Option("--length", help="tokens; may be repeated", min=16)] = None,
     tokens: Annotated[int, typer.Option(help="length of the simulation, a multiple of 2048", min=2048)] = 2**20,
     json: Annotated[Path | None, typer.Option(help="write the result to this file", metavar="FILE")] = None,
     seed: Seed = None,

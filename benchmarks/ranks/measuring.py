@@ -45,8 +45,9 @@ class Ranks:
             answers = [pool.submit(worker.ask, method, *arguments, limit=LIMIT) for worker in workers]
             done, _ = wait(answers, return_when=FIRST_EXCEPTION)
             errors = [error for answer in done if (error := answer.exception())]
-            for worker in workers if errors else ():
-                worker.process.kill()  # or it waits for the rank that failed
+            for worker in workers:
+                if errors and worker.process is not None:
+                    worker.process.kill()  # or it waits for the rank that failed
         if errors:
             raise errors[0]
         return [answer.result() for answer in answers]

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from benchmarks.ranks.formulas import ONE, Way
 from conformance.timing import timed_case as timed
@@ -150,12 +150,10 @@ def peak_bytes(call: Callable[[], Any]) -> int:
         time.sleep(0.01)  # until gloo's thread has let go of the message, or that thread frees it, unseen
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or two lines are written for every profile
-    with (
-        patch.object(dist, "all_to_all_single", exchange_and_sleep),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
-    ):
+    with patch.object(dist, "all_to_all_single", exchange_and_sleep), profile(profile_memory=True) as profiler:
         results = call()
-    events, blocks = list(profiler.profiler.kineto_results.experimental_event_tree()), []
+    assert profiler.kineto_results is not None
+    events, blocks = list(profiler.kineto_results.experimental_event_tree()), []
     del results
     for event in events:  # which grows meanwhile: every event after its parent
         events += event.children
