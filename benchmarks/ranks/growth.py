@@ -19,8 +19,8 @@ from benchmarks.ranks.formulas import RING, WAYS, Way, bytes_sent, rank_lengths
 from conformance.timing.timed_case import Case
 from specification.distributed import even_pieces
 
-FULL, DIAGONAL = "dense", "causal"
-"""The kinds of a pair of pieces: all keys before all queries, or the same positions."""
+FULL, DIAGONAL, WHOLE = "dense", "causal", "whole"
+"""The kinds of a pair of pieces: all keys before all queries, or the same positions; and causal attention of all."""
 EXCHANGES = 4
 """Of queries, keys, values and outputs, or of their gradients."""
 
@@ -48,19 +48,24 @@ class Machine(NamedTuple):
 def simulate_attention(machine: Machine, case: Case, way: Way, ranks: int) -> float:
     """Return the seconds until the last rank is done with causal attention, forward and, where the case has it, back.
 
+    A ring begins its backward pass when its last rank is done with the forward pass.
     Head-parallel attention takes 1 / R of the time of all heads for those of a rank, and no exchange overlaps with it.
     """
     length, passes = case.K, (False, True)[: 1 + case.backward]
     if way.function != RING:
         sent = bytes_sent(case, way, ranks)
         exchanged = sum(machine.send(max(both[i] for both in sent), EXCHANGES * (ranks - 1)) for i in passes)
-        return exchanged + sum(machine.pair(DIAGONAL, length, backward) for backward in passes) / ranks
+        return exchanged + simulate_one_device(machine, case) / ranks
     keys = -(-length // ranks) * case.B * case.G * (case.D + case.V)
     transfer, gradients = machine.send(keys * case.itemsize), machine.send(keys * max(case.itemsize, 4))
     return sum(
         simulate_ring(ring_steps(machine, length, ranks, way.layout, i), transfer, gradients if i else None)
         for i in passes
     )
+
+
+def simulate_one_device(machine: Machine, case: Case) -> float:
+    return sum(machine.pair(WHOLE, case.K, backward) for backward in (False, True)[: 1 + case.backward])
 
 
 def ring_steps(machine: Machine, length: int, ranks: int, layout: str, backward: bool) -> np.ndarray:
@@ -115,7 +120,7 @@ def predict_growth(
 
     position_bytes: of each way, the memory that a rank needs for one of its own positions.
     """
-    alone = simulate_attention(machine, case, Way(RING), 1)
+    alone = simulate_one_device(machine, case)
     rows: list[dict[str, object]] = []
     for name, memory in position_bytes.items():
         way = WAYS[name]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import attention, causal
-from benchmarks.ranks.formulas import RING, Way, bytes_sent
-from benchmarks.ranks.growth import DIAGONAL, FULL, Machine
+from benchmarks.ranks.formulas import ONE, RING, Way, bytes_sent
+from benchmarks.ranks.growth import DIAGONAL, FULL, WHOLE, Machine
 from benchmarks.ranks.rank_worker import LIMIT, Measurement, RankWorker
 from conformance.bounds import bound
 from conformance.checks.comparison import judge
@@ -89,11 +89,11 @@ def measure_case(ranks: Ranks, case: Case, name: str, way: Way, count: int, seed
             verdicts.append(judge_call(case, way, count, seed, number, places, found))
             if verdicts[-1].wrong:
                 raise Failed(f"{where}: {verdicts[-1].wrong}")
-        rounds.append(np.max([one.seconds for one in found], axis=0))  # the slowest rank
-    least = min(rounds[1:], key=np.sum)
+        rounds.append(np.max([one.ends for one in found], axis=0))  # of the slowest rank
+    least = min(rounds[1:], key=lambda ends: ends[-1])
     return {
         "way": name, "ranks": count, "direction": case.direction, "length": case.K,
-        "seconds": float(np.sum(least)), "passes": least.tolist(),
+        "seconds": float(least[-1]), "passes": np.diff(least, prepend=0).tolist(),
         "bytes": [max(both) for both in zip(*expected, strict=True)],
         "memory": max(ranks.ask(count, "peak", case, way, count, seed)), "error": worst(verdicts).worst,
     }  # fmt: skip
@@ -125,12 +125,15 @@ def judge_call(
 
 
 def measure_machine(ranks: Ranks, sizes: Sequence[int], seed: int, say: Callable[[str], None]) -> Machine:
-    """Time pairs of pieces on one process, and messages between two."""
-    seconds: dict[str, list[list[float]]] = {FULL: [], DIAGONAL: []}
+    """Time pairs of pieces and attention of the whole on one process, and messages between two."""
+    seconds: dict[str, list[list[float]]] = {FULL: [], DIAGONAL: [], WHOLE: []}
     for kind, times in seconds.items():
         for size in sizes:
-            case = both_ways(causal(size) if kind == DIAGONAL else attention(kind, size))[1]
-            say(f"a pair of pieces: {case.name}")
-            times.append(measure_case(ranks, case, "one rank", Way(RING), 1, seed)["passes"])
+            case = both_ways(attention(kind, size) if kind == FULL else causal(size))[1]
+            way = ONE if kind == WHOLE else RING
+            say(f"{way} of one rank: {case.name}")
+            times.append(measure_case(ranks, case, way, Way(way), 1, seed)["passes"])
+        if min(np.subtract(times[-1], times[-2])) <= 0:
+            raise Failed(f"{sizes[-1]} positions take no longer than {sizes[-2]}: repeat this on a quieter machine")
     small, large = (min(max(ranks.ask(2, "send", count)) for _ in range(4 * ROUNDS)) for count in MESSAGES)
     return Machine(sizes, seconds, small, (MESSAGES[1] - MESSAGES[0]) / max(large - small, 1e-9))

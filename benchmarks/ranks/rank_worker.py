@@ -28,9 +28,9 @@ LIMIT = 600.0
 
 
 class Measurement(NamedTuple):
-    """Of one call on a rank: [forward, backward] of seconds and of bytes sent, and the results at each place."""
+    """Of one call on a rank: when each pass has ended, the bytes sent in it, and the results at each place."""
 
-    seconds: list[float]
+    ends: list[float]
     bytes: list[int]
     samples: list[Sample]
 
@@ -53,11 +53,12 @@ class RankWorker:
     def measure(self, case: Case, way: Way, ranks: int, seed: int, number: int, places: Sequence[Place]) -> Measurement:
         """Compute this rank's part of one call, from when all ranks are ready; `number` is that of its inputs."""
         call = prepare_call(case, way, self.groups[ranks], seed, number, places)
+        marks: list[tuple[float, int]] = []
         with count_bytes() as counts:
             dist.barrier(group=self.groups[ranks])
-            marks = [(time.perf_counter(), 0)]
-            results = call(lambda: marks.append((time.perf_counter(), counts["bytes"])))
-        seconds, sent = ([after - before for before, after in pairwise(one)] for one in zip(*marks, strict=True))
+            start = time.perf_counter()
+            results = call(lambda: marks.append((time.perf_counter() - start, counts["bytes"])))
+        ends, totals = zip(*marks, strict=True)
         samples = [
             {
                 name: result[place.batch, heads_of(case, place, name)].detach().numpy().copy()
@@ -65,7 +66,7 @@ class RankWorker:
             }
             for place in places
         ]
-        return Measurement(seconds, sent, samples)
+        return Measurement([*ends], [after - before for before, after in pairwise((0, *totals))], samples)
 
     def peak(self, case: Case, way: Way, ranks: int, seed: int) -> int:
         """Return `peak_bytes` of a call."""

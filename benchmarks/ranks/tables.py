@@ -42,6 +42,8 @@ def benchmark_ranks(quick: bool, lengths: Sequence[int], tokens: int, seed: int,
             rows = measure_rows(ranks, case, counts, seed)
             result["rows"] += rows
             print_rows(case.name, rows)
+            if json is not None:
+                save(result, json)
         machine = measure_machine(ranks, sizes, seed, say)
     result["machine"] = machine._asdict()
     # Of each way, what a rank needs for a position of its own: by the largest run, where fixed costs count least.
