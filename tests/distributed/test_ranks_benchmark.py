@@ -255,7 +255,7 @@ def test_a_lost_rank_ends_the_others() -> None:
     with measuring.started((2,)) as ranks:
         assert min(ranks.ask(2, "send", 10)) > 0
         ranks.workers[1].process.kill()
-        with pytest.raises(Failed, match="its process ended with code|Connection"):
+        with pytest.raises(Failed, match=r"its process ended with code|Connection"):
             ranks.ask(2, "send", 10)
 
 
