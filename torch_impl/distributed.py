@@ -25,7 +25,7 @@ from torch_impl.dtypes import widen
 from torch_impl.engines import choice
 from torch_impl.engines.blocked import Block, Inputs, arrays_of, blocks, mask_of
 from torch_impl.engines.parts import Results, forward_of_part, gradients_of_part
-from torch_impl.ranks import Whole, agree, exchange, send_on, sum_over_ranks
+from torch_impl.ranks import Members, Whole, agree, exchange, send_on, sum_over_ranks
 
 __all__ = ["head_parallel_attention", "ring_attention", "shard_positions"]
 
@@ -356,7 +356,7 @@ class SameOnRanks(torch.autograd.Function):
     """What every rank has the same, whose gradient is the sum over ranks, in the dtype in which it is computed."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Whole, tensor: torch.Tensor) -> Any:
+    def forward(ctx: Any, whole: Whole | Members, tensor: torch.Tensor) -> Any:
         ctx.whole, ctx.dtype = whole, tensor.dtype
         return widen(tensor).clone()
 

@@ -1,4 +1,4 @@
-"""What ranks say to each other for `distributed.py`: they compare their calls, and send arrays (DIST-5).
+"""What ranks say to each other for the `distributed` files: they compare their calls, and send arrays (DIST-5).
 
 Without a process group there is one rank, and nothing is sent.
 """
@@ -21,6 +21,14 @@ from specification.masks import Mask, as_mask, map_arrays
 from torch_impl.engines import choice
 from torch_impl.engines.blocked import Inputs
 from torch_impl.masks import checked_mask, to_array
+
+
+class Members(NamedTuple):
+    """The ranks that call a function together."""
+
+    group: Any
+    rank: int
+    ranks: int
 
 
 class Whole(NamedTuple):
@@ -50,22 +58,9 @@ def agree(
 
     From here on a rank knows the shapes of what it receives.
     """
-    rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
-    if rank < 0:
-        refuse("group", "hold the rank that calls", f"one without rank {dist.get_rank()}")
-    own: Any
-    try:
-        own = describe_call(function, tensors, mask, scale, softcap, layout, engine)
-    except Exception as error:  # all ranks must hear of it, or they wait
-        own = error
-    calls = [own] * ranks
-    if ranks > 1:
-        dist.all_gather_object(calls, own, group)
-    for call in calls:
-        if isinstance(call, Exception):
-            raise call
-    checks.same_calls([options for options, _ in calls])
-    of_ranks = [arrays for _, arrays in calls]
+    (_, rank, ranks), of_ranks = compare_calls(
+        group, lambda: describe_call(function, tensors, mask, scale, softcap, layout, engine)
+    )
     for arrays in of_ranks:
         check_arrays(arrays | {"bias": None}, scale, softcap)
     queries, keys = ([arrays[name][0][2] for arrays in of_ranks] for name in ("query", "key"))
@@ -86,6 +81,26 @@ def agree(
         inputs = inputs._replace(sinks=None)  # they count once, after all keys
     choice.engine_for(engine, inputs, None, "zero")
     return Whole(group, rank, ranks, of_queries, of_keys, mask, scale, softcap, engine, one_row)
+
+
+def compare_calls(group: Any, describe: Callable[[], tuple[dict[str, Any], Any]]) -> tuple[Members, list[Any]]:
+    """The ranks, and what each describes of its own call, beside what must be the same on all."""
+    rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
+    if rank < 0:
+        refuse("group", "hold the rank that calls", f"one without rank {dist.get_rank()}")
+    own: Any
+    try:
+        own = describe()
+    except Exception as error:  # all ranks must hear of it, or they wait
+        own = error
+    calls = [own] * ranks
+    if ranks > 1:
+        dist.all_gather_object(calls, own, group)
+    for call in calls:
+        if isinstance(call, Exception):
+            raise call
+    checks.same_calls([same for same, _ in calls])
+    return Members(group, rank, ranks), [of_rank for _, of_rank in calls]
 
 
 def describe_call(
@@ -157,7 +172,9 @@ def send_on(whole: Whole, numbers: torch.Tensor, count: int) -> Callable[[], tor
     return wait
 
 
-def exchange(whole: Whole, pieces: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
+def exchange(
+    whole: Whole | Members, pieces: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
+) -> Sequence[torch.Tensor]:
     """Send to each rank its piece, and receive one of a known shape from each."""
     if whole.ranks == 1:
         return pieces
@@ -168,7 +185,7 @@ def exchange(whole: Whole, pieces: Sequence[torch.Tensor], shapes: Sequence[Sequ
     return [piece.view(*shape) for piece, shape in zip(received.split(counts), shapes, strict=True)]
 
 
-def sum_over_ranks(whole: Whole, array: torch.Tensor) -> torch.Tensor:
+def sum_over_ranks(whole: Whole | Members, array: torch.Tensor) -> torch.Tensor:
     """The sum of every rank's array, in place of it where it is contiguous."""
     if whole.ranks > 1:
         array = array.contiguous()
