@@ -17,6 +17,7 @@ from jax.lax import stop_gradient
 from jaxtyping import Bool, Float, Integer
 
 from jax_impl.dtypes import HIGHEST, cast, compile_with, compiled, widen
+from jax_impl.engines.varying import axes_of, vary
 from jax_impl.feed_forward import ACTIVATIONS, silu_steps
 from jax_impl.multi_head_attention import linear
 from specification import FeedForward, GatedFeedForward, Linear, MixtureOfExperts, Routing, checks
@@ -246,7 +247,7 @@ def grouped_product(
         matrix = widen(stack[owners[i]])
         return output.at[i].set(jnp.matmul(rows[i], matrix.T if turned else matrix, precision=HIGHEST))
 
-    output = jnp.zeros((*rows.shape[:2], stack.shape[1 if turned else 2]), rows.dtype)
+    output = vary(jnp.zeros((*rows.shape[:2], stack.shape[1 if turned else 2]), rows.dtype), axes_of(rows, stack))
     return jax.lax.fori_loop(0, used, multiply, output)
 
 
@@ -263,7 +264,7 @@ def grouped_outer(
     def add(i: Any, output: jax.Array) -> jax.Array:
         return output.at[owners[i]].add(jnp.matmul(left[i].T, right[i], precision=HIGHEST))
 
-    output = jnp.zeros((experts, left.shape[-1], right.shape[-1]), left.dtype)
+    output = vary(jnp.zeros((experts, left.shape[-1], right.shape[-1]), left.dtype), axes_of(left, right))
     return jax.lax.fori_loop(0, used, add, output)
 
 
