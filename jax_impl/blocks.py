@@ -6,7 +6,7 @@ checked where a model calls it, and not in here, where it is traced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -94,7 +94,8 @@ def rotations_of(
     layers: Sequence[AttentionLayer],
     x: Float[jax.Array, "B T E"],
     configuration: Configuration,
-    offset: int | Integer[jax.Array, ""] = 0,
+    positions: Integer[jax.Array | np.ndarray, "T"] | None = None,
+    length: int | None = None,
 ) -> list[Rotation | None]:
     """The `rotation_of` x for every layer, made once for all that rotate alike."""
     kinds = [
@@ -104,20 +105,27 @@ def rotations_of(
     made: list[Rotation | None] = []
     for kind in kinds:
         first = next(i for i, other in enumerate(kinds) if other == kind)
-        made.append(made[first] if first < len(made) else rotation_of(*kind, x, offset))
+        made.append(made[first] if first < len(made) else rotation_of(*kind, x, positions, length))
     return made
 
 
 def rotation_of(
-    rotary: Rotary | None, width: int | None, x: Float[jax.Array, "B T E"], offset: int | Integer[jax.Array, ""] = 0
+    rotary: Rotary | None,
+    width: int | None,
+    x: Float[jax.Array, "B T E"],
+    positions: Integer[jax.Array | np.ndarray, "T"] | None = None,
+    length: int | None = None,
 ) -> Rotation | None:
-    """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
+    """Sine and cosine for heads of that width, at positions 0, 1, ... unless given; None for no rotation (POS-3).
+
+    length: of the sequence, on which the frequencies may depend; the last position + 1 unless given.
+    """
     if rotary is None or width is None:
         return None
-    positions, columns = np.arange(x.shape[1]) + offset, checks.rotary_fits(rotary, width)
-    length = checks.rotary_length(rotary.scaling, None, readable(positions))
-    dtype = compute_dtype_name(dtype_name(x))
-    return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
+    places = np.arange(x.shape[1]) if positions is None else positions
+    length = checks.rotary_length(rotary.scaling, length, readable(places))
+    columns, dtype = checks.rotary_fits(rotary, width), compute_dtype_name(dtype_name(x))
+    return Rotation(*rotary_table(places, columns, rotary.base, rotary.scaling, length, dtype))
 
 
 def rotated(
@@ -190,14 +198,18 @@ def attend_to(
     weights_dropout: Dropout | None,
     configuration: Configuration,
     bias: Float[jax.Array, "..."] | None = None,
+    attention_function: Callable[..., Any] | None = None,
 ) -> Float[jax.Array, "B Q E"]:
     """What queries, keys and values give that are projected already."""
     first: Any = getattr(parameters, "query_down", None) or parameters.query
     options = attention_options(join_heads(first).weight.shape[0], mask, weights_dropout, configuration)
     if isinstance(parameters, LatentAttention):
         latents, rotated_keys = concatenate_heads(keys), concatenate_heads(values)
-        return attend_to_latents(parameters, query, latents, rotated_keys, bias=bias, **options)
-    heads = attention(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
+        return attend_to_latents(
+            parameters, query, latents, rotated_keys, bias=bias, attention_function=attention_function, **options
+        )
+    function = attention if attention_function is None else attention_function
+    heads = function(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
     return linear(parameters.output, concatenate_heads(heads))
 
 
@@ -211,6 +223,7 @@ def attend(
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[jax.Array, "..."] | None = None,
     rotation: Rotation | None = None,
+    attention_function: Callable[..., Any] | None = None,
 ) -> Float[jax.Array, "B T E"]:
     """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
     width = check_attention(parameters, x, memory, configuration, layer)
@@ -219,7 +232,9 @@ def attend(
     of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
     query = project_queries(parameters, x, configuration, layer, rotation)
     keys, values = project_keys(parameters, memory, configuration, layer, of_keys)
-    return attend_to(parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias)
+    return attend_to(
+        parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias, attention_function
+    )
 
 
 def check_attention(
@@ -309,7 +324,7 @@ def through(
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-@compile_with("configuration", "layer")
+@compile_with("configuration", "layer", "attention_function")
 def encoder_block(
     parameters: EncoderBlock,
     x: Float[jax.Array, "B T E"],
@@ -320,6 +335,7 @@ def encoder_block(
     bias: Float[jax.Array, "..."] | None = None,
     rotation: Rotation | None = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
+    attention_function: Callable[..., Any] | None = None,
 ) -> Float[jax.Array, "B T E"]:
     """Apply self-attention, then the feed-forward network, each with residual connection and norm (BLK-1).
 
@@ -333,6 +349,7 @@ def encoder_block(
         rotation: Sine and cosine of the layer's rotation, [1, T, W / 2] each in the dtype of computation, as
             `rotations_of` makes them once for a model; None makes them here.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+        attention_function: What computes attention of heads, with the arguments of `attention`; None for that one.
 
     Returns:
         A new array [B, T, E] in the dtype of x.
@@ -347,7 +364,8 @@ def encoder_block(
     p = parameters
 
     def attention(x: jax.Array) -> Any:
-        return attend(p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias, rotation)
+        inner = dropout.attention.inner
+        return attend(p.attention, x, x, mask, inner, configuration, layer, bias, rotation, attention_function)
 
     def position_wise(x: jax.Array) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
@@ -356,7 +374,7 @@ def encoder_block(
     return through(sublayers_of(p, functions, dropout), x, configuration)
 
 
-@compile_with("configuration", "layer")
+@compile_with("configuration", "layer", "attention_function")
 def decoder_block(
     parameters: DecoderBlock,
     x: Float[jax.Array, "B T E"],
@@ -369,6 +387,7 @@ def decoder_block(
     bias: Float[jax.Array, "..."] | None = None,
     rotation: Rotation | None = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
+    attention_function: Callable[..., Any] | None = None,
 ) -> Float[jax.Array, "B T E"]:
     """Apply self-attention, attention to memory, then the feed-forward network, as in `encoder_block` (BLK-1).
 
@@ -382,6 +401,7 @@ def decoder_block(
         memory_mask: Of the attention to memory, with Q = T and K = S.
         layer, bias, rotation: Of the self-attention, as in `encoder_block`.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+        attention_function: What computes attention of heads, with the arguments of `attention`; None for that one.
 
     Returns:
         A new array [B, T, E] in the dtype of x.
@@ -398,11 +418,13 @@ def decoder_block(
     cross: Any = p.cross_attention
 
     def self_attention(x: jax.Array) -> Any:
-        return attend(p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias, rotation)
+        inner = dropout.self_attention.inner
+        return attend(p.self_attention, x, x, mask, inner, configuration, layer, bias, rotation, attention_function)
 
     def cross_attention(x: jax.Array) -> Any:
         assert memory is not None  # it is checked
-        return attend(cross, x, memory, memory_mask, dropout.cross_attention.inner, configuration)
+        inner = dropout.cross_attention.inner
+        return attend(cross, x, memory, memory_mask, inner, configuration, attention_function=attention_function)
 
     def position_wise(x: jax.Array) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)

@@ -105,7 +105,8 @@ def rotations_of(
     layers: Sequence[AttentionLayer],
     x: Float[np.ndarray, "B T E"],
     configuration: Configuration,
-    offset: int | Integer[np.ndarray, ""] = 0,
+    positions: Integer[np.ndarray, "T"] | None = None,
+    length: int | None = None,
 ) -> list[Rotation | None]:
     """The `rotation_of` x for every layer, made once for all that rotate alike."""
     kinds = [
@@ -115,20 +116,27 @@ def rotations_of(
     made: list[Rotation | None] = []
     for kind in kinds:
         first = next(i for i, other in enumerate(kinds) if other == kind)
-        made.append(made[first] if first < len(made) else rotation_of(*kind, x, offset))
+        made.append(made[first] if first < len(made) else rotation_of(*kind, x, positions, length))
     return made
 
 
 def rotation_of(
-    rotary: Rotary | None, width: int | None, x: Float[np.ndarray, "B T E"], offset: int | Integer[np.ndarray, ""] = 0
+    rotary: Rotary | None,
+    width: int | None,
+    x: Float[np.ndarray, "B T E"],
+    positions: Integer[np.ndarray, "T"] | None = None,
+    length: int | None = None,
 ) -> Rotation | None:
-    """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
+    """Sine and cosine for heads of that width, at positions 0, 1, ... unless given; None for no rotation (POS-3).
+
+    length: of the sequence, on which the frequencies may depend; the last position + 1 unless given.
+    """
     if rotary is None or width is None:
         return None
-    positions, columns = np.arange(x.shape[1]) + offset, checks.rotary_fits(rotary, width)
-    length = checks.rotary_length(rotary.scaling, None, positions)
-    dtype = compute_dtype_name(dtype_name(x))
-    return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
+    places = np.arange(x.shape[1]) if positions is None else positions
+    length = checks.rotary_length(rotary.scaling, length, places)
+    columns, dtype = checks.rotary_fits(rotary, width), compute_dtype_name(dtype_name(x))
+    return Rotation(*rotary_table(places, columns, rotary.base, rotary.scaling, length, dtype))
 
 
 def rotated(

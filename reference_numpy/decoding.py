@@ -232,7 +232,8 @@ def decode_step(
     bias = position_bias(decoder, configured, tokens.shape[1], stop, length)
     options: Any = {"configuration": configured, "mask": mask, "memory_mask": memory_mask, "bias": bias}
     layers, blocks = configured.layers(len(decoder.blocks)), []
-    rotations = rotations_of([block.self_attention for block in decoder.blocks], layers, x, configured, length)
+    attentions = [block.self_attention for block in decoder.blocks]
+    rotations = rotations_of(attentions, layers, x, configured, np.arange(length, stop))
     for block, kept, layer, rotation in zip(decoder.blocks, cache.blocks, layers, rotations, strict=True):
         x, grown = decoder_block_step(block, x, kept, length, layer=layer, rotation=rotation, **options)
         blocks.append(grown)

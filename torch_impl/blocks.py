@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 
 from specification import checks
 from specification.blocks import Sublayer, attention_options, sublayers_of, windowed
@@ -88,7 +88,8 @@ def rotations_of(
     layers: Sequence[AttentionLayer],
     x: Float[torch.Tensor, "B T E"],
     configuration: Configuration,
-    offset: int = 0,
+    positions: Integer[torch.Tensor, "T"] | None = None,
+    length: int | None = None,
 ) -> list[Rotation | None]:
     """The `rotation_of` x for every layer, made once for all that rotate alike."""
     kinds = [
@@ -98,7 +99,7 @@ def rotations_of(
     made: list[Rotation | None] = []
     for kind in kinds:
         first = next(i for i, other in enumerate(kinds) if other == kind)
-        made.append(made[first] if first < len(made) else rotation_of(*kind, x, offset))
+        made.append(made[first] if first < len(made) else rotation_of(*kind, x, positions, length))
     return made
 
 
@@ -106,15 +107,19 @@ def rotation_of(
     rotary: Rotary | None,
     width: int | None,
     x: Float[torch.Tensor, "B T E"],
-    offset: int = 0,
+    positions: Integer[torch.Tensor, "T"] | None = None,
+    length: int | None = None,
 ) -> Rotation | None:
-    """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
+    """Sine and cosine for heads of that width, at positions 0, 1, ... unless given; None for no rotation (POS-3).
+
+    length: of the sequence, on which the frequencies may depend; that of x unless given.
+    """
     if rotary is None or width is None:
         return None
-    positions, columns = torch.arange(x.shape[1], device=x.device) + offset, checks.rotary_fits(rotary, width)
-    # Known without reading positions: torch.compile cannot, and a device would be waited for.
-    length = checks.rotary_length(rotary.scaling, x.shape[1] + offset, None)
-    dtype = compute_dtype_name(dtype_name(x))
+    # The length is known without reading positions: torch.compile cannot, and a device would be waited for.
+    length = checks.rotary_length(rotary.scaling, x.shape[1] if length is None else length, None)
+    positions = torch.arange(x.shape[1], device=x.device) if positions is None else positions
+    columns, dtype = checks.rotary_fits(rotary, width), compute_dtype_name(dtype_name(x))
     return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
 
 
@@ -188,14 +193,18 @@ def attend_to(
     weights_dropout: Dropout | None,
     configuration: Configuration,
     bias: Float[torch.Tensor, "..."] | None = None,
+    attention_function: Callable[..., Any] | None = None,
 ) -> Float[torch.Tensor, "B Q E"]:
     """What queries, keys and values give that are projected already."""
     first: Any = getattr(parameters, "query_down", None) or parameters.query
     options = attention_options(join_heads(first).weight.shape[0], mask, weights_dropout, configuration)
     if isinstance(parameters, LatentAttention):
         latents, rotated_keys = concatenate_heads(keys), concatenate_heads(values)
-        return attend_to_latents(parameters, query, latents, rotated_keys, bias=bias, **options)
-    heads = attention(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
+        return attend_to_latents(
+            parameters, query, latents, rotated_keys, bias=bias, attention_function=attention_function, **options
+        )
+    function = attention if attention_function is None else attention_function
+    heads = function(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
     return linear(parameters.output, concatenate_heads(heads))
 
 
@@ -209,6 +218,7 @@ def attend(
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
     rotation: Rotation | None = None,
+    attention_function: Callable[..., Any] | None = None,
 ) -> Float[torch.Tensor, "B T E"]:
     """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
     width = check_attention(parameters, x, memory, configuration, layer)
@@ -217,7 +227,9 @@ def attend(
     of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
     query = project_queries(parameters, x, configuration, layer, rotation)
     keys, values = project_keys(parameters, memory, configuration, layer, of_keys)
-    return attend_to(parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias)
+    return attend_to(
+        parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias, attention_function
+    )
 
 
 def check_attention(
@@ -317,6 +329,7 @@ def encoder_block(
     bias: Float[torch.Tensor, "..."] | None = None,
     rotation: Rotation | None = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
+    attention_function: Callable[..., Any] | None = None,
 ) -> Float[torch.Tensor, "B T E"]:
     """Apply self-attention, then the feed-forward network, each with residual connection and norm (BLK-1).
 
@@ -330,6 +343,7 @@ def encoder_block(
         rotation: Sine and cosine of the layer's rotation, [1, T, W / 2] each in the dtype of computation, as
             `rotations_of` makes them once for a model; None makes them here.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+        attention_function: What computes attention of heads, with the arguments of `attention`; None for that one.
 
     Returns:
         A new array [B, T, E] in the dtype of x.
@@ -344,7 +358,8 @@ def encoder_block(
     p = parameters
 
     def attention(x: torch.Tensor) -> Any:
-        return attend(p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias, rotation)
+        inner = dropout.attention.inner
+        return attend(p.attention, x, x, mask, inner, configuration, layer, bias, rotation, attention_function)
 
     def position_wise(x: torch.Tensor) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
@@ -365,6 +380,7 @@ def decoder_block(
     bias: Float[torch.Tensor, "..."] | None = None,
     rotation: Rotation | None = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
+    attention_function: Callable[..., Any] | None = None,
 ) -> Float[torch.Tensor, "B T E"]:
     """Apply self-attention, attention to memory, then the feed-forward network, as in `encoder_block` (BLK-1).
 
@@ -378,6 +394,7 @@ def decoder_block(
         memory_mask: Of the attention to memory, with Q = T and K = S.
         layer, bias, rotation: Of the self-attention, as in `encoder_block`.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+        attention_function: What computes attention of heads, with the arguments of `attention`; None for that one.
 
     Returns:
         A new array [B, T, E] in the dtype of x.
@@ -394,11 +411,13 @@ def decoder_block(
     cross: Any = p.cross_attention
 
     def self_attention(x: torch.Tensor) -> Any:
-        return attend(p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias, rotation)
+        inner = dropout.self_attention.inner
+        return attend(p.self_attention, x, x, mask, inner, configuration, layer, bias, rotation, attention_function)
 
     def cross_attention(x: torch.Tensor) -> Any:
         assert memory is not None  # it is checked
-        return attend(cross, x, memory, memory_mask, dropout.cross_attention.inner, configuration)
+        inner = dropout.cross_attention.inner
+        return attend(cross, x, memory, memory_mask, inner, configuration, attention_function=attention_function)
 
     def position_wise(x: torch.Tensor) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)

@@ -366,7 +366,7 @@ class SameOnRanks(torch.autograd.Function):
         return None, sum_over_ranks(ctx.whole, cotangent.clone()).to(ctx.dtype)
 
 
-def gather_rows(whole: Whole, rows: list[Pieces], heads: Ranges, tensor: torch.Tensor) -> torch.Tensor:
+def gather_rows(whole: Whole | Members, rows: list[Pieces], heads: Ranges, tensor: torch.Tensor) -> torch.Tensor:
     """Send each rank its heads of this rank's rows [B, H, rows, W], and put what arrives into the whole's order."""
     first, stop = heads[whole.rank]
     shapes = [(tensor.shape[0], stop - first, length_of(pieces), tensor.shape[3]) for pieces in rows]

@@ -24,7 +24,7 @@ from specification.parameters import leaves, mapped
 from torch_impl.distributed import SameOnRanks
 from torch_impl.dtypes import widen
 from torch_impl.experts import expert_network, route_by_logits, router_logits, sorted_sum, spread, taken_places
-from torch_impl.ranks import Members, compare_calls, exchange
+from torch_impl.ranks import Members, compare_calls, exchange, members_of
 
 __all__ = ["mixture_of_experts"]
 
@@ -84,10 +84,11 @@ def mixture_of_experts(
     options: dict[str, Any] = {"chosen": chosen, "scoring": scoring, "groups": groups, "chosen_groups": chosen_groups}
     options |= {"group_score": group_score, "weighting": weighting, "scale": scale}
     others = {"activation": activation, "capacity": capacity}
-    ranks, counts = compare_calls(group, lambda: describe_call(parameters, x, token_mask, options, others))
+    ranks = members_of(group)
+    calls = compare_calls(ranks, lambda: describe_call(parameters, x, token_mask, options, others))
     router, experts, choice_bias, shared = parameters
     count, X = math.prod(x.shape[:-1]), router.weight.shape[1]
-    ranges = ranges_of_experts(counts, X)
+    ranges = ranges_of_experts([experts_of_rank for _, experts_of_rank in calls], X)
     router, shared = mapped(lambda array: SameOnRanks.apply(ranks, array), (router, shared))
     real = torch.ones(count, dtype=torch.bool, device=x.device) if token_mask is None else token_mask.reshape(count)
     tokens = torch.where(real[:, None], widen(x).reshape(count, x.shape[-1]), 0)

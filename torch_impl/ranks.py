@@ -1,4 +1,4 @@
-"""What ranks say to each other for the `distributed` files: they compare their calls, and send arrays (DIST-5).
+"""What ranks say to each other for `distributed.py`: they compare their calls, and send arrays (DIST-5).
 
 Without a process group there is one rank, and nothing is sent.
 """
@@ -24,7 +24,7 @@ from torch_impl.masks import checked_mask, to_array
 
 
 class Members(NamedTuple):
-    """The ranks that call a function together."""
+    """The ranks of a group, and which of them this one is."""
 
     group: Any
     rank: int
@@ -48,6 +48,35 @@ class Whole(NamedTuple):
 
 # --- one call of all ranks --------------------------------------------------------------------------------------------
 
+
+def members_of(group: Any) -> Members:
+    """This rank among those of a process group, None for the default one."""
+    members = Members(group, dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else None
+    if members is not None and members.rank < 0:
+        refuse("group", "hold the rank that calls", f"one without rank {dist.get_rank()}")
+    return Members(group, 0, 1) if members is None else members
+
+
+def compare_calls(members: Members, describe: Callable[[], tuple[dict[str, Any], Any]]) -> list[tuple[Any, Any]]:
+    """Return what `describe` returns on every rank: what must be the same on all of them, by name, and what may differ.
+
+    An error of one rank, and a difference, is the same error on all.
+    """
+    own: Any
+    try:
+        own = describe()
+    except Exception as error:  # all ranks must hear of it, or they wait
+        own = error
+    calls = [own] * members.ranks
+    if members.ranks > 1:
+        dist.all_gather_object(calls, own, members.group)
+    for call in calls:
+        if isinstance(call, Exception):
+            raise call
+    checks.same_calls([options for options, _ in calls])
+    return calls
+
+
 NAMES = ("query", "key", "value", "bias", "sinks")
 
 
@@ -58,9 +87,9 @@ def agree(
 
     From here on a rank knows the shapes of what it receives.
     """
-    (_, rank, ranks), of_ranks = compare_calls(
-        group, lambda: describe_call(function, tensors, mask, scale, softcap, layout, engine)
-    )
+    members = members_of(group)
+    calls = compare_calls(members, lambda: describe_call(function, tensors, mask, scale, softcap, layout, engine))
+    of_ranks = [arrays for _, arrays in calls]
     for arrays in of_ranks:
         check_arrays(arrays | {"bias": None}, scale, softcap)
     queries, keys = ([arrays[name][0][2] for arrays in of_ranks] for name in ("query", "key"))
@@ -76,31 +105,11 @@ def agree(
     query, key, value, bias, sinks = map(stand_in, tensors)
     inputs = Inputs(query, key, value, mask, bias, scale, softcap, sinks)
     if function == "head_parallel_attention":
-        checks.heads_of_ranks(H, ranks)
+        checks.heads_of_ranks(H, members.ranks)
     else:
         inputs = inputs._replace(sinks=None)  # they count once, after all keys
     choice.engine_for(engine, inputs, None, "zero")
-    return Whole(group, rank, ranks, of_queries, of_keys, mask, scale, softcap, engine, one_row)
-
-
-def compare_calls(group: Any, describe: Callable[[], tuple[dict[str, Any], Any]]) -> tuple[Members, list[Any]]:
-    """The ranks, and what each describes of its own call, beside what must be the same on all."""
-    rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
-    if rank < 0:
-        refuse("group", "hold the rank that calls", f"one without rank {dist.get_rank()}")
-    own: Any
-    try:
-        own = describe()
-    except Exception as error:  # all ranks must hear of it, or they wait
-        own = error
-    calls = [own] * ranks
-    if ranks > 1:
-        dist.all_gather_object(calls, own, group)
-    for call in calls:
-        if isinstance(call, Exception):
-            raise call
-    checks.same_calls([same for same, _ in calls])
-    return Members(group, rank, ranks), [of_rank for _, of_rank in calls]
+    return Whole(*members, of_queries, of_keys, mask, scale, softcap, engine, one_row)
 
 
 def describe_call(
@@ -150,7 +159,7 @@ def stand_in(tensor: torch.Tensor | None) -> Any:
 # --- sending ----------------------------------------------------------------------------------------------------------
 
 
-def send_on(whole: Whole, numbers: torch.Tensor, count: int) -> Callable[[], torch.Tensor]:
+def send_on(whole: Whole | Members, numbers: torch.Tensor, count: int) -> Callable[[], torch.Tensor]:
     """Send numbers to the next rank, and return how to wait for `count` of them from the rank before."""
     if whole.ranks == 1:
         return lambda: numbers

@@ -1,13 +1,18 @@
-"""Checks on attention over several ranks (DIST-1 to DIST-3, DIST-5)."""
+"""Checks on attention and models over several ranks (DIST-1 to DIST-3, DIST-5, DIST-7)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specification.checks.arguments import described, real_number, refuse
+from specification.checks.arguments import described, one_of, real_number, refuse
+from specification.configuration import Configuration
+from specification.dropout import StackDropout
+from specification.parameters import Decoder, Encoder, ImageEmbedding
 
-__all__ = ["bias_of_ranks", "heads_of_ranks", "plain_numbers", "same_calls"]
+__all__ = ["bias_of_ranks", "heads_of_ranks", "model_over_ranks", "plain_numbers", "same_calls"]
+
+SCHEMES = ("ring", "heads")
 
 
 def same_calls(calls: Sequence[Mapping[str, Any]]) -> None:
@@ -45,3 +50,18 @@ def bias_of_ranks(shapes: Sequence[tuple[int, ...]], queries: Sequence[int], key
     if any(shape[-1] != keys for shape in shapes):
         refuse("bias", f"have {keys} columns, for the keys of all ranks", given)
     return one_row
+
+
+def model_over_ranks(
+    parameters: Encoder | Decoder, scheme: str, configuration: Configuration, dropout: StackDropout
+) -> None:
+    """Check that ranks can share the sequence of a model (DIST-7)."""
+    one_of("scheme", scheme, SCHEMES)
+    if configuration.empty_rows != "zero":
+        refuse("empty_rows", "be 'zero' over ranks", configuration.empty_rows)
+    if isinstance(parameters.embedding, ImageEmbedding):
+        refuse("parameters", "embed tokens or nothing over ranks", "an embedding of images")
+    for block in dropout.blocks or ():
+        for name, site in block._asdict().items():
+            if "attention" in name and site.inner is not None:
+                refuse("dropout", "leave the weights of attention over ranks", f"some for {name}")

@@ -1,0 +1,276 @@
+"""Models of which every rank has a part of the sequence, beside models of the whole (DIST-7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.bounds.arithmetic import Precision
+from conformance.models.error_propagation import carried_bound
+from specification import checks
+from specification.checkpoints import flatten
+from specification.parameters import mapped
+from tests.models.test_gradients import (
+    EXAMPLES,
+    Arguments,
+    Example,
+    arguments_of,
+    by_hand,
+    cotangent_of,
+    joined,
+    untied,
+)
+from tests.support.devices import Devices
+from tests.support.models_on_ranks import (
+    FAULTS,
+    SIZE,
+    ModelCall,
+    compute_model,
+    compute_on_devices,
+    join_parts,
+)
+from tests.support.ranks import Ranks
+
+NOT_SHARED = ("dropout", "patch_size", "empty_rows", "pooling", "classifier", "embedding alone", "equal maxima",
+              "nothing to pool", "masks beside padding, classifier", "today, vit")  # fmt: skip
+NAMES = [name for name in EXAMPLES if not name.startswith(NOT_SHARED)]
+"""Examples of models whose sequence ranks can share."""
+DAILY = {
+    "encoder": (3, "contiguous", "ring"),
+    "positions=after_padding": (3, "zigzag", "ring"),
+    "transformer": (2, "zigzag", "ring"),
+    "target_mask=causal and real queries": (4, "zigzag", "ring"),
+    "embedded decoder": (2, "contiguous", "heads"),
+    "today, llama": (4, "zigzag", "ring"),
+    "today, gpt_oss": (2, "zigzag", "heads"),
+    "today, t5": (3, "contiguous", "ring"),
+}
+WAYS = [(1, "contiguous", "ring"), (2, "contiguous", "heads"), (3, "contiguous", "ring"), (4, "zigzag", "ring"),
+        (8, "zigzag", "ring")]  # fmt: skip
+
+
+@cache
+def example_of(name: str, length: int | None = None) -> Example:
+    """Rows that may attend to nothing get zeros. length: of all inputs, which are repeated until then."""
+    example = EXAMPLES[name]()
+    example = example._replace(configuration=replace(example.configuration, empty_rows="zero"))
+    if length is None:
+        return example
+    options = {name: stretch(array, length) for name, array in example.options.items() if name == "token_types"}
+    return example._replace(inputs=tuple(stretch(array, length) for array in example.inputs), options=options)
+
+
+def stretch(array: np.ndarray, length: int) -> np.ndarray:
+    return np.concatenate([array] * (length // array.shape[1] + 1), axis=1)[:, :length]
+
+
+def model_call(example: Example, dtype: str, ranks: int, layout: str, scheme: str, **options: Any) -> ModelCall:
+    given, cotangent = arguments_of(example, dtype), cotangent_of(example).astype(dtype)
+    parameters = untied(example, given.parameters)
+    return ModelCall(
+        example.function, parameters, given.inputs, example.configuration, example.options, cotangent, ranks, layout,
+        scheme, **options,
+    )  # fmt: skip
+
+
+@cache
+def truth(name: str, dtype: str, length: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The definition's output and gradients, exactly, and their bounds."""
+    example = example_of(name, length)
+    given: Arguments = mapped(
+        lambda array: array if array.dtype.kind == "i" else array.astype("float64"), arguments_of(example, dtype)
+    )
+    cotangent = cotangent_of(example).astype(dtype).astype("float64")
+    parameters = untied(example, given.parameters)
+
+    def run(functions: Any) -> Any:
+        options: Any = {"configuration": example.configuration, **example.options}
+        output = getattr(functions, example.function)(parameters, *given.inputs, **options)
+        return output, by_hand(functions, example._replace(tied=False), parameters, given.inputs, cotangent)
+
+    def named(found: Any) -> dict[str, np.ndarray]:
+        output, gradients = found
+        return {"output": output} | flatten({"parameters": gradients.parameters, "inputs": gradients.inputs})
+
+    exact, bounds = carried_bound(run, parameters, dtype)
+    return named(exact), named(bounds)
+
+
+def beyond(got: dict[str, np.ndarray], name: str, dtype: str, length: int | None = None) -> list[str]:
+    """Where a result is missing, or of another shape, or beyond its bound.
+
+    Of 16 bits, every rank rounds its part of a parameter's gradient before the sum, and the sum may be one of 16 bits
+    too: with n of them, n roundings of at most the sum of the parts' sizes.
+    """
+    exact, bounds = truth(name, dtype, length)
+    unit = Precision.make(dtype).output if dtype in ("float16", "bfloat16") else 0.0
+    wrong = sorted({one for one in got if not one.startswith(SIZE)} ^ exact.keys())
+    for one in got.keys() & exact.keys():
+        allowed = bounds[one] + unit * got.get(SIZE + one, 0)
+        if got[one].shape != exact[one].shape or not (np.abs(got[one] - exact[one]) <= allowed).all():
+            wrong.append(one)
+    return wrong
+
+
+def compute(processes: Ranks, call: ModelCall) -> dict[str, np.ndarray]:
+    answers = processes.ask(compute_model, [call] * call.ranks)
+    errors = [error for _, error in answers if error is not None]
+    assert not errors, errors
+    return name_joined_heads(call, join_parts(call, [results for results, _ in answers]))
+
+
+def name_joined_heads(call: ModelCall, got: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gradients of separate heads side by side, as the definition gives them."""
+    own = flatten({"parameters": call.parameters})
+    found = {name: array for name, array in got.items() if name.removeprefix(SIZE) not in own}
+    for prefix in ("", SIZE):
+        if all(prefix + name in got for name in own):
+            following = iter([got[prefix + name] for name in own])
+            gradients = joined(mapped(lambda _, following=following: next(following), call.parameters))
+            found |= {prefix + name: array for name, array in flatten({"parameters": gradients}).items()}
+        else:
+            found |= {prefix + name: got[prefix + name] for name in own if prefix + name in got}
+    return found
+
+
+@pytest.mark.parametrize("name", DAILY)
+@pytest.mark.rule("DIST-7")
+def test_the_whole_model(processes: Ranks, name: str) -> None:
+    assert beyond(compute(processes, model_call(example_of(name), "float32", *DAILY[name])), name, "float32") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.rule("DIST-7")
+def test_every_option_in_every_way(processes: Ranks, name: str, dtype: str) -> None:
+    example = example_of(name)
+    for ranks, layout, scheme in WAYS:
+        got = compute(processes, model_call(example, dtype, ranks, layout, scheme))
+        assert beyond(got, name, dtype) == [], (ranks, layout, scheme)
+
+
+UNEVEN = {
+    "today, llama": [(0, 6, 1)],
+    "today, t5": [(2, 0, 3), (0, 7, 0)],
+    "transformer": [(5, 0, 0), (1, 3, 1)],
+}
+"""Lengths of each input's part on three ranks."""
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.rule("DIST-3", "DIST-7")
+def test_ranks_without_positions(processes: Ranks, name: str) -> None:
+    call = model_call(example_of(name), "float32", 3, "contiguous", "ring", lengths=UNEVEN[name])
+    assert beyond(compute(processes, call), name, "float32") == []
+
+
+SHOWN_BY = {
+    "positions begin anew on every rank": "today, llama",
+    "embedding at the first positions": "transformer",
+    "padding of own tokens": "transformer",
+    "gradients of parameters not summed": "encoder",
+    "gradients of parameters averaged": "encoder",
+    "attention within a rank": "embedded encoder",
+    "bias of the first rows": "today, t5",
+    "sinks summed twice": "today, gpt_oss",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.rule("DIST-7")
+def test_planted_faults(processes: Ranks, fault: str) -> None:
+    name = SHOWN_BY[fault]
+    call = model_call(example_of(name), "float32", 3, "contiguous", "ring")
+    assert beyond(compute(processes, call), name, "float32") == []
+    try:
+        wrong = beyond(compute(processes, call._replace(fault=fault)), name, "float32")
+    except AssertionError as error:  # ranks that disagree about a parameter's gradient
+        wrong = [str(error)]
+    assert wrong != []
+
+
+# --- what all ranks refuse --------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "another configuration on a rank": (
+        lambda call, rank: call._replace(configuration=replace(call.configuration, norm_eps=1e-5 * (1 + (rank == 1)))),
+        "configuration must be the same on every rank",
+    ),
+    "another batch on a rank": (
+        lambda call, rank: call._replace(inputs=tuple(array[: 2 + (rank == 0)] for array in call.inputs)),
+        "the shape of x without its length must be the same on every rank",
+    ),
+    "a token that no table has": (
+        lambda call, rank: call._replace(inputs=tuple(array + 100 * (rank == 2) for array in call.inputs)),
+        "tokens must lie in",
+    ),
+    "more positions than the table has": (
+        lambda call, rank: call._replace(
+            inputs=tuple(stretch(array, 99) for array in call.inputs), cotangent=stretch(call.cotangent, 99)
+        ),
+        "table must have 99 rows",
+    ),
+    "rows without keys as the mean": (
+        lambda call, rank: call._replace(configuration=replace(call.configuration, empty_rows="mean")),
+        "empty_rows must be 'zero' over ranks, got mean",
+    ),
+    "an unknown scheme": (lambda call, rank: call._replace(scheme="tree"), "scheme must be one of 'ring', 'heads'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.rule("DIST-5", "DIST-7")
+def test_every_rank_refuses(processes: Ranks, name: str) -> None:
+    change, message = REFUSED[name]
+    call = model_call(example_of("three blocks, language model"), "float32", 3, "contiguous", "ring")
+    answers = processes.ask(compute_model, [change(call, rank) for rank in range(3)])
+    errors = {error for _, error in answers}
+    assert len(errors) == 1, errors
+    kind, text = errors.pop()
+    assert kind == "ValueError"
+    assert message in text
+
+
+@pytest.mark.rule("DIST-7")
+def test_dropout_of_attention_weights_is_refused() -> None:
+    example = EXAMPLES["dropout, encoder"]()
+    configuration = replace(example.configuration, empty_rows="zero")
+    with pytest.raises(ValueError, match="dropout must leave the weights of attention over ranks, got some for attent"):
+        checks.model_over_ranks(example.parameters, "ring", configuration, example.options["dropout"])
+
+
+# --- on devices of JAX ------------------------------------------------------------------------------------------------
+
+LENGTH = 8
+ON_DEVICES = {
+    "encoder": (4, "zigzag", "ring"),
+    "transformer": (2, "contiguous", "heads"),
+    "positions=after_padding": (2, "zigzag", "ring"),
+    "three blocks, embedded encoder": (8, "contiguous", "ring"),
+    "today, llama": (2, "zigzag", "ring"),
+    "today, gemma2": (4, "contiguous", "heads"),
+    "today, gpt_oss": (4, "zigzag", "ring"),
+    "today, t5": (4, "zigzag", "ring"),
+}
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Devices]:
+    with Devices() as found:
+        yield found
+
+
+@pytest.mark.slow_where("", unless="gpt_oss")
+@pytest.mark.parametrize("name", ON_DEVICES)
+@pytest.mark.rule("DIST-7")
+def test_the_whole_model_on_devices(process: Devices, name: str) -> None:
+    for dtype in ("float32",):
+        call = model_call(example_of(name, LENGTH), dtype, *ON_DEVICES[name])
+        got = name_joined_heads(call, process.ask(compute_on_devices, call))
+        assert beyond(got, name, dtype, LENGTH) == []
