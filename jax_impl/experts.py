@@ -24,6 +24,8 @@ from specification import FeedForward, GatedFeedForward, Linear, MixtureOfExpert
 
 __all__ = ["mixture_of_experts", "route"]
 
+PIECE = 2**18
+"""Numbers of a matrix that one product takes: 1 MB in float32, which fits into the L2 cache of a recent CPU core."""
 OPTIONS = ("chosen", "scoring", "groups", "chosen_groups", "group_score", "weighting", "scale")
 
 
@@ -210,15 +212,16 @@ class Blocks(NamedTuple):
     """How many blocks have rows. They are the first ones."""
 
 
-def block_size(rows: int, experts: int) -> int:
-    """The power of two at or above the rows that an expert has on average, between 4 and 256."""
-    return min(max(1 << math.ceil(rows / experts - 1).bit_length(), 4), 256)
+def block_size(tokens: int, chosen: int, experts: int) -> int:
+    """The power of two at or above the rows that an expert has on average, between 4 and 256; no more than tokens."""
+    average = math.ceil(tokens * chosen / experts)
+    return min(max(1 << max(average - 1, 0).bit_length(), 4), 256, max(tokens, 1))
 
 
 def sort_tokens(indices: Integer[jax.Array, "N C"], places: Bool[jax.Array, "N X"]) -> Blocks:
     """Sort the parts of tokens by the expert that computes them, those of one expert in the order of tokens."""
     (N, C), X = indices.shape, places.shape[1]
-    size = block_size(N * C, X)
+    size = block_size(N, C, X)
     blocks = max(min(N * C, (N * C + X * (size - 1)) // size), 1)  # also if each expert leaves one row for its last
     of_experts = -(-jnp.sum(places, axis=0) // size)
     ends = jnp.cumsum(of_experts)
@@ -244,11 +247,37 @@ def grouped_product(
     """
 
     def multiply(i: Any, output: jax.Array) -> jax.Array:
-        matrix = widen(stack[owners[i]])
-        return output.at[i].set(jnp.matmul(rows[i], matrix.T if turned else matrix, precision=HIGHEST))
+        return output.at[i].set(stacked_product(turned, rows[i], stack, owners[i]))
 
     output = vary(jnp.zeros((*rows.shape[:2], stack.shape[1 if turned else 2]), rows.dtype), axes_of(rows, stack))
     return jax.lax.fori_loop(0, used, multiply, output)
+
+
+def stacked_product(
+    turned: bool, x: Float[jax.Array, "S I"], stack: Float[jax.Array, "X I O"], expert: Integer[jax.Array, ""]
+) -> Float[jax.Array, "S O"]:
+    """x @ stack[expert], or x @ stack[expert].T of a stack [X, O, I], a few rows of the matrix at a time.
+
+    On CPUs, XLA copies the part of a stack that a product takes. The copy of a few rows stays in a cache. To copy the
+    whole matrix can take longer than the product.
+    """
+    height, width = stack.shape[1:]
+    piece = max(PIECE // max(width, 1), 1)
+
+    def multiply(start: Any, count: int, output: jax.Array) -> jax.Array:
+        place = [jnp.asarray(index, int) for index in (expert, start, 0)]  # of one dtype, also with 64 bits
+        matrix = widen(jax.lax.dynamic_slice(stack, place, (1, count, width))[0])
+        if turned:
+            part = jnp.matmul(x, matrix.T, precision=HIGHEST)
+            return jax.lax.dynamic_update_slice(output, part, (0, start))
+        columns = jax.lax.dynamic_slice_in_dim(x, start, count, axis=1)
+        return output + jnp.matmul(columns, matrix, precision=HIGHEST)
+
+    whole, rest = divmod(height, piece)
+    output = vary(jnp.zeros((len(x), height if turned else width), x.dtype), axes_of(x, stack, expert))
+    if whole > 0:  # the body is traced even if it never runs
+        output = jax.lax.fori_loop(0, whole, lambda i, output: multiply(i * piece, piece, output), output)
+    return multiply(whole * piece, rest, output) if rest > 0 else output
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,4 +1,4 @@
-"""Which positions of a sequence, and which experts, each of several ranks holds (DIST-1 to DIST-6).
+"""Which positions of a sequence, and which experts, each of several ranks holds (DIST-1 to DIST-7).
 
 A rank has a part of the queries, and a part of the keys with their values. In both layouts its part is made of pieces,
 runs of consecutive positions:

@@ -32,6 +32,7 @@ Steps = Annotated[int | None, typer.Option(help="end after so many steps in all"
 DATA = "a folder like aclImdb, with train/pos/*.txt and so on; else movie sentences"
 ATTENTION = "draw what the decoder looks at; .png, .svg or .pdf"
 DEFAULT = next(iter(PACKAGES))
+Ranks = Annotated[int, typer.Option(help="processes of PyTorch or devices of JAX that share every batch", min=1)]
 
 
 def take_settings(settings: type) -> Callable[[Function], Function]:
@@ -57,15 +58,22 @@ def package_named(name: str) -> Package:
     return PACKAGES[name]
 
 
-def package_of(name: str | None, out: Path, resume: bool) -> Package:
-    """The package of that name; without one, that in which the run began that goes on."""
+def package_of(name: str | None, out: Path, resume: bool, ranks: int) -> Package:
+    """The package of that name, on ranks if several; without a name, that in which the run began that goes on."""
     from training import checkpoints
 
     earlier = checkpoints.newest(out) if resume else None
     began = None if earlier is None else checkpoints.told_by(earlier / checkpoints.RUN)["package"]
     if name is not None and began not in (None, name):
         say(f"the run began in {began}, and goes on in {name}")
-    return package_named((began or DEFAULT) if name is None else name)
+    chosen = package_named((began or DEFAULT) if name is None else name)
+    if ranks == 1:
+        return chosen
+    from training.ranks import package_on_ranks
+
+    on_ranks = package_on_ranks(chosen.name, ranks)
+    console.quiet = on_ranks.rank > 0
+    return on_ranks
 
 
 @contextmanager
@@ -92,6 +100,7 @@ def reviews(
     out: Out = Path("build/training/reviews"),
     resume: Resume = False,
     steps: Steps = None,
+    ranks: Ranks = 1,
     tutorial: Annotated[bool, typer.Option("--tutorial", help="the tutorial's settings in place of ours")] = False,
     **given: Any,
 ) -> None:
@@ -102,7 +111,7 @@ def reviews(
         from training.reviews import read
         from training.settings import TUTORIAL
 
-        chosen = package_of(package, out, resume)
+        chosen = package_of(package, out, resume, ranks)
         if tutorial:
             given = asdict(TUTORIAL) | given
         split, base = read(data), Settings(**given)
@@ -161,6 +170,8 @@ def train(
         begin = loop.start(data, settings, package)
     out.mkdir(parents=True, exist_ok=True)
     run = loop.Run(package, data, out, begin)
+    if package.rank > 0:
+        return run.follow(steps)
     try:
         with Terminal(console) as display:
             wrote = run.train(display, steps)
@@ -228,6 +239,7 @@ def translation(
     out: Out = Path("build/training/translation"),
     resume: Resume = False,
     steps: Steps = None,
+    ranks: Ranks = 1,
     **given: Any,
 ) -> None:
     """Train the translator of numbers in words. Exit code 1 if numbers stop being finite, 2 for wrong input."""
@@ -235,7 +247,7 @@ def translation(
     with one_line_for_errors():
         from training.translation.data import TRANSLATION, prepare
 
-        chosen = package_of(package, out, resume)
+        chosen = package_of(package, out, resume, ranks)
 
         def prepared(settings: Any, vocabulary: Any) -> Any:
             data = prepare(settings)

@@ -17,7 +17,7 @@ from training.checkpoints import Checkpoint, Place
 from training.display import Terminal
 from training.packages import Package
 from training.records import Records, draw_curves
-from training.stepping import advance
+from training.stepping import Advance, advance
 from training.task import Batch, RunSettings
 
 if TYPE_CHECKING:
@@ -111,15 +111,29 @@ class Run:
             if interrupted.is_set() or (limit is not None and step >= limit):
                 return False
             batch = self.data.batch(chosen)
-            keep = self.data.dropout(batch, step)
-            taken = advance(self.package, self.settings, self.parameters, self.state, batch, keep, step)
+            taken = self.take_step(batch)
             numbers = {name: getattr(taken, name) for name in ("loss", "accuracy", "norm", "rate")}
-            step += 1
+            step = self.place.step
             records.write({"step": step, "epoch": epoch} | numbers)
-            self.parameters, self.state = taken.parameters, taken.state
-            self.place = Place(step, epoch, self.place.batch + 1)
             display.step(taken, sum(tokens.size for tokens in batch.inputs))
         return True
+
+    def take_step(self, batch: Batch) -> Advance:
+        step, epoch, done = self.place
+        keep = self.data.dropout(batch, step)
+        taken = advance(self.package, self.settings, self.parameters, self.state, batch, keep, step)
+        self.parameters, self.state = taken.parameters, taken.state
+        self.place = Place(step + 1, epoch, done + 1)
+        return taken
+
+    def follow(self, limit: int | None = None) -> None:
+        """Take the steps of a run that another process shows and writes."""
+        while self.place.epoch < self.settings.epochs:
+            for chosen in self.data.order(self.place.epoch)[self.place.batch :]:
+                if limit is not None and self.place.step >= limit:
+                    return
+                self.take_step(self.data.batch(chosen))
+            self.place = Place(self.place.step, self.place.epoch + 1, 0)
 
     def save(self, display: Terminal) -> Path | None:
         """Write a checkpoint, unless nothing was done since the last one."""

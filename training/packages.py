@@ -46,6 +46,8 @@ class Package:
     """
 
     name: str
+    rank = 0
+    """Which of several processes that train together this is."""
 
     @cached_property
     def module(self) -> ModuleType:

@@ -63,10 +63,8 @@ def advance(
         where = first_not_finite(package, task, parameters, batch, dropout, found.gradients)
         raise FloatingPointError(f"step {step + 1}: the loss is {loss}; the first tensor that is not finite is {where}")
     parameters, state = package.adam_step(parameters, gradients, state, learning_rate=rate, **settings.adam)
-    ignore = dict(task.loss_options).get("ignore")
-    counted = np.ones(batch.targets.shape, bool) if ignore is None else batch.targets != ignore
     right = package.numbers(found.output).argmax(axis=-1) == batch.targets
-    return Advance(parameters, state, loss, float(norm), rate, float(np.mean(right[counted])))
+    return Advance(parameters, state, loss, float(norm), rate, float(np.mean(right[task.counted(batch.targets)])))
 
 
 def first_not_finite(

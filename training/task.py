@@ -43,6 +43,11 @@ class Task:
     loss: str
     loss_options: tuple[tuple[str, Any], ...] = field(default=())
 
+    def counted(self, targets: np.ndarray) -> np.ndarray:
+        """True for the targets over which the loss is a mean."""
+        ignore = dict(self.loss_options).get("ignore")
+        return np.ones(targets.shape, bool) if ignore is None else targets != ignore
+
 
 def setting(
     default: bool | int | float | str, what: str, *, least: int | None = None, share: bool = False, shown: str = ""

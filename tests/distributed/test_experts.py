@@ -185,6 +185,12 @@ def test_without_types_that_say_what_varies(process: Devices) -> None:
 
 @pytest.mark.slow
 @pytest.mark.rule("DIST-6")
+def test_pieces_of_matrices(process: Devices) -> None:
+    assert verdict(CASES["plain"], process.ask(support.compute_by_pieces, on_ranks("plain", 4))).ratio <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.rule("DIST-6")
 def test_special_values_in_jax(process: Devices) -> None:
     for name, number in product(("x", "experts.outer.weight"), (np.nan, np.inf)):
         case = special(name, number)

@@ -56,9 +56,13 @@ WAYS = [(1, "contiguous", "ring"), (2, "contiguous", "heads"), (3, "contiguous",
 
 @cache
 def example_of(name: str, length: int | None = None) -> Example:
-    """Rows that may attend to nothing get zeros. length: of all inputs, which are repeated until then."""
+    """Rows that may attend to nothing get zeros, and no ReLU turns by what 16 bits round away.
+
+    length: of all inputs, which are repeated until then.
+    """
     example = EXAMPLES[name]()
-    example = example._replace(configuration=replace(example.configuration, empty_rows="zero"))
+    changes = {"empty_rows": "zero"} | ({"activation": "gelu"} if example.configuration.activation == "relu" else {})
+    example = example._replace(configuration=replace(example.configuration, **changes))
     if length is None:
         return example
     options = {name: stretch(array, length) for name, array in example.options.items() if name == "token_types"}

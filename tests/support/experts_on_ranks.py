@@ -150,6 +150,20 @@ def compute_in_jax(call: Call, checked: bool = True) -> dict[str, np.ndarray]:
     return {"output": np.asarray(output)} | {gradient_name(name): np.asarray(g) for name, g in gradients.items()}
 
 
+def compute_by_pieces(call: Call) -> dict[str, np.ndarray]:
+    """The same, by pieces of the experts' matrices so small that a loop goes over them."""
+    import jax
+
+    from jax_impl import experts
+    from tests.support.devices import replaced
+
+    with replaced(experts, "PIECE", 8):
+        jax.clear_caches()
+        results = compute_in_jax(call)
+    jax.clear_caches()
+    return results
+
+
 def bytes_in_jax(call: Call) -> tuple[int, int]:
     """What one rank sends to others in the forward pass, and in the backward pass but for sums of parameters."""
     import jax
