@@ -32,7 +32,8 @@ and which of its algorithms to take."""
 PORT_NAMES = {"Adam", "explain_engine", "explain_layer_norm_engine"}
 """Public names that a port may have beyond the definition's."""
 
-PORT_FILES = {"torch_impl": {"distributed.py", "huggingface.py", "ranks.py"}, "jax_impl": {"distributed.py"}}
+ON_RANKS = {"distributed.py", "distributed_experts.py", "distributed_models.py"}
+PORT_FILES = {"torch_impl": {*ON_RANKS, "huggingface.py", "ranks.py"}, "jax_impl": ON_RANKS}
 """Files that a port may have beside them: for several ranks, and for a library of its framework."""
 
 CORES = {"attention_steps": "reference_attention", "layer_norm_steps": "reference_layer_norm"}
