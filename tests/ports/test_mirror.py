@@ -23,11 +23,11 @@ ROOT = Path(__file__).parents[2]
 PORTS = PACKAGES[1:]
 
 PORT_KEYWORDS = {
-    "torch_impl": {"device", "engine"},
-    "jax_impl": {"engine"},
+    "torch_impl": {"device", "engine", "attention_function"},
+    "jax_impl": {"engine", "attention_function"},
 }
 """Keyword-only parameters that a port may have beyond the definition's: where to put a result that no argument places,
-and which of its algorithms to take."""
+which of its algorithms to take, and what to call in the place of `attention`."""
 
 PORT_NAMES = {"Adam", "explain_engine", "explain_layer_norm_engine"}
 """Public names that a port may have beyond the definition's."""

@@ -74,7 +74,7 @@ class StepMistake:
         return ModelMistake(self.id, self.rule, self.says, change, scope, self.filling)
 
 
-TRANSPOSED = "read transposed, or reshaped where it is to be transposed"
+TRANSPOSED = "read transposed, or reshaped instead"
 
 
 def read_transposed(weight: np.ndarray) -> np.ndarray:

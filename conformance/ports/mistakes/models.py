@@ -203,16 +203,15 @@ def list_swapped_norms() -> Iterator[ModelMistake]:
 def list_last_norms(computation: Computation) -> Iterator[ModelMistake]:
     """Give last norms that have the parameters of another norm."""
     for name, stack in list_stacks(computation).items():
-        own = {path: norm for path, norm in find_norms(computation).items() if path.startswith(name)}
-        for path, norm in own.items() if stack.norm is not None else ():
-            says = f"the norm has the parameters of that of {path.removeprefix(name)}"
-            last = mapped(lambda array: array, norm)
-            change = partial(set_last_norm, name, last)
-            yield ModelMistake("norm.last-from-block", "TRF-1", says, change, (f"{name}norm",))
+        for path in find_norms(computation) if stack.norm is not None else ():
+            if path.startswith(name):
+                says = f"the norm has the parameters of that of {path.removeprefix(name)}"
+                change = partial(copy_last_norm, name, path)
+                yield ModelMistake("norm.last-from-block", "TRF-1", says, change, (f"{name}norm",))
 
 
-def set_last_norm(name: str, norm: Norm, computation: Computation) -> Computation:
-    stack = list_stacks(computation)[name]
+def copy_last_norm(name: str, path: str, computation: Computation) -> Computation:
+    stack, norm = list_stacks(computation)[name], copy_structure(find_norms(computation)[path])
     return replace_stack(computation, name, stack._replace(norm=norm))
 
 
