@@ -17,6 +17,7 @@ from jax.lax import stop_gradient
 from jaxtyping import Bool, Float, Integer
 
 from jax_impl.dtypes import HIGHEST, cast, compile_with, compiled, widen
+from jax_impl.engines.varying import axes_of, vary
 from jax_impl.feed_forward import ACTIVATIONS, silu_steps
 from jax_impl.multi_head_attention import linear
 from specification import FeedForward, GatedFeedForward, Linear, MixtureOfExperts, Routing, checks
@@ -248,7 +249,7 @@ def grouped_product(
     def multiply(i: Any, output: jax.Array) -> jax.Array:
         return output.at[i].set(stacked_product(turned, rows[i], stack, owners[i]))
 
-    output = jnp.zeros((*rows.shape[:2], stack.shape[1 if turned else 2]), rows.dtype)
+    output = vary(jnp.zeros((*rows.shape[:2], stack.shape[1 if turned else 2]), rows.dtype), axes_of(rows, stack))
     return jax.lax.fori_loop(0, used, multiply, output)
 
 
@@ -273,7 +274,7 @@ def stacked_product(
         return output + jnp.matmul(columns, matrix, precision=HIGHEST)
 
     whole, rest = divmod(height, piece)
-    output = jnp.zeros((len(x), height if turned else width), x.dtype)
+    output = vary(jnp.zeros((len(x), height if turned else width), x.dtype), axes_of(x, stack, expert))
     if whole > 0:  # the body is traced even if it never runs
         output = jax.lax.fori_loop(0, whole, lambda i, output: multiply(i * piece, piece, output), output)
     return multiply(whole * piece, rest, output) if rest > 0 else output
@@ -292,7 +293,7 @@ def grouped_outer(
     def add(i: Any, output: jax.Array) -> jax.Array:
         return output.at[owners[i]].add(jnp.matmul(left[i].T, right[i], precision=HIGHEST))
 
-    output = jnp.zeros((experts, left.shape[-1], right.shape[-1]), left.dtype)
+    output = vary(jnp.zeros((experts, left.shape[-1], right.shape[-1]), left.dtype), axes_of(left, right))
     return jax.lax.fori_loop(0, used, add, output)
 
 

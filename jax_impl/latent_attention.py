@@ -101,7 +101,6 @@ def attend_to_latents(
 
     scale and options: keywords of `attention`, such as mask.
     """
-    function = attention if attention_function is None else attention_function
     H, width = queries.shape[1], queries.shape[-1] - keys.shape[-1]
     scale = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
     latents, keys = split_heads(latents, 1), split_heads(keys, 1)
@@ -109,12 +108,14 @@ def attend_to_latents(
         weight = parameters.key_value_up.weight
         inner = project_heads(key_weights(weight, H, width), take_columns(queries, 0, width))
         queries = append_columns(inner, take_columns(queries, width, queries.shape[-1]))
-        sums = function(queries, append_columns(latents, keys), latents, scale=scale, **options)
+        sums = (attention_function or attention)(
+            queries, append_columns(latents, keys), latents, scale=scale, **options
+        )
         output = project_heads(value_weights(weight, H, width), sums)
     else:
         up = split_heads(linear(parameters.key_value_up, concatenate_heads(latents)), H)
         keys, values = append_columns(take_columns(up, 0, width), keys), take_columns(up, width, up.shape[-1])
-        output = function(queries, keys, values, scale=scale, **options)
+        output = (attention_function or attention)(queries, keys, values, scale=scale, **options)
     return linear(parameters.output, concatenate_heads(output))
 
 

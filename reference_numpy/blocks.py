@@ -133,10 +133,10 @@ def rotation_of(
     """
     if rotary is None or width is None:
         return None
-    places = np.arange(x.shape[1]) if positions is None else positions
-    length = checks.rotary_length(rotary.scaling, length, places)
+    positions = np.arange(x.shape[1]) if positions is None else positions
+    length = checks.rotary_length(rotary.scaling, length, positions)
     columns, dtype = checks.rotary_fits(rotary, width), compute_dtype_name(dtype_name(x))
-    return Rotation(*rotary_table(places, columns, rotary.base, rotary.scaling, length, dtype))
+    return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
 
 
 def rotated(

@@ -1,4 +1,4 @@
-"""Which positions of a sequence each of several ranks holds (DIST-1 to DIST-5).
+"""Which positions of a sequence, and which experts, each of several ranks holds (DIST-1 to DIST-7).
 
 A rank has a part of the queries, and a part of the keys with their values. In both layouts its part is made of pieces,
 runs of consecutive positions:
@@ -74,3 +74,10 @@ def pieces_of_lengths(name: str, lengths: Sequence[int], layout: str) -> list[Pi
     if expected != list(lengths):
         refuse(f"the lengths of {name}", f"be {expected} on the ranks of a zigzag layout", list(lengths))
     return pieces
+
+
+def ranges_of_experts(counts: Sequence[int], experts: int) -> list[tuple[int, int]]:
+    """The experts (first, stop) of every rank, where the ranks hold so many of them (DIST-6)."""
+    if sum(counts) != experts:
+        refuse("experts", f"be {experts} on all ranks together, for as many columns of router.weight", list(counts))
+    return list(pairwise(accumulate(counts, initial=0)))

@@ -109,6 +109,10 @@ MODEL_RULES = {
         Rule("DIST-3", "layouts", "Any number of ranks, any lengths; a rank's part is stated by its positions."),
         Rule("DIST-4", "memory and traffic", "A rank holds O(T / R) numbers, and sends as many bytes as stated."),
         Rule("DIST-5", "failures", "All ranks refuse what they disagree on; a lost rank is an error, in time."),
+        Rule(
+            "DIST-6", "experts on ranks", "The result over all ranks is the mixture of the whole, gradients included."
+        ),
+        Rule("DIST-7", "models", "A model whose sequence ranks share gives the whole's positions and gradients."),
     )
 }
 """Rules without probes: of blocks and models, which the judge compares step by step; of what tests hold alone."""

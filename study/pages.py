@@ -101,18 +101,17 @@ def line_of(columns: Columns, row: Row, told: str | None, helpers: tuple[tuple[s
     # What all say is told once, above; what one alone says stands in its column.
     said = [sentences(step.notes) for step in present]
     shared = [sentence for sentence in said[0] if len(present) > 1 and all(sentence in one for one in said)]
+    marked = mark_differences([None if step is None else step.text for step in steps])
     cells = tuple(
-        None if step is None else cell(package, columns, step, html(pieces), shared)
-        for package, step, pieces in zip(
-            PACKAGES, steps, mark_differences([None if step is None else step.text for step in steps]), strict=True
-        )
+        None if function is None or step is None else cell(package, function, step, html(pieces), shared)
+        for package, function, step, pieces in zip(PACKAGES, columns.functions, steps, marked, strict=True)
     )
     return Line(cells, present[0].kind, (" ".join(shared),) if shared else (), told, helpers)
 
 
-def cell(package: str, columns: Columns, step: Step, code: Markup, shared: list[str]) -> Cell:
+def cell(package: str, function: Function, step: Step, code: Markup, shared: list[str]) -> Cell:
     own = tuple(note for note in (" ".join(one) for one in kept_sentences(step.notes, shared)) if note)
-    return Cell(package, LABELS[package], code, f"{package}/{columns.file}", step.line, step.depth, own)
+    return Cell(package, LABELS[package], code, function.path, step.line, step.depth, own)
 
 
 def sentences(notes: tuple[str, ...]) -> list[str]:
@@ -131,14 +130,16 @@ def paragraphs(docstring: str) -> list[str]:
 
 
 def block(file: str, name: str) -> Block:
-    columns = side_by_side(file, name)
-    present = [one for one in columns.functions if one is not None]
-    first = present[0]
+    return block_of(side_by_side(file, name))
+
+
+def block_of(columns: Columns) -> Block:
+    present = {label: one for label, one in zip(LABELS.values(), columns.functions, strict=True) if one is not None}
+    first = next(iter(present.values()))
     known = set(paragraphs(first.docstring))
-    sayings = [(LABELS[one.package], added(one, known)) for one in present[1:]]
-    labels = tuple(LABELS[one.package] for one in present)
+    sayings = [(label, added(one, known)) for label, one in list(present.items())[1:]]
     told = tuple((label, text) for label, text in sayings if text)
-    return Block(name, labels, first.docstring, told, signature(first), *lines_of(columns))
+    return Block(columns.name, tuple(present), first.docstring, told, signature(first), *lines_of(columns))
 
 
 def signature(function: Function) -> str:

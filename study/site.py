@@ -15,7 +15,7 @@ from conformance.side_by_side.operations import MASK_RULES, OPERATIONS, Operatio
 from conformance.side_by_side.rules import letters, rule_texts
 from conformance.side_by_side.sources import LABELS, PACKAGES, address, functions_of
 from specification.dialects import DIALECTS
-from study import api, diagram, dialect_pages, elsewhere, lessons, pages, playing, training, walk
+from study import api, diagram, dialect_pages, elsewhere, lessons, pages, playing, ranks, training, walk
 from study.examples.parts import figure
 from study.results import Results, kept
 
@@ -108,6 +108,7 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
         page="rules", rules=list(rule_texts().values()), uses=uses
     )  # fmt: skip
     written |= walk.rendered(made, examples) | diagram.rendered(made) | dialect_pages.rendered(made, examples)
+    written |= ranks.rendered(made)
     navigation = made.get_template("navigation.html").render(page="playground")
     playing.write(out / "playground.html", base, home="index.html", navigation=navigation, style=navigation_style())
     paths = [out / "playground.html"]

@@ -116,9 +116,9 @@ def rotation_of(
     """
     if rotary is None or width is None:
         return None
+    positions = torch.arange(x.shape[1], device=x.device) if positions is None else positions
     # The length is known without reading positions: torch.compile cannot, and a device would be waited for.
     length = checks.rotary_length(rotary.scaling, x.shape[1] if length is None else length, None)
-    positions = torch.arange(x.shape[1], device=x.device) if positions is None else positions
     columns, dtype = checks.rotary_fits(rotary, width), compute_dtype_name(dtype_name(x))
     return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
 
@@ -203,8 +203,7 @@ def attend_to(
         return attend_to_latents(
             parameters, query, latents, rotated_keys, bias=bias, attention_function=attention_function, **options
         )
-    function = attention if attention_function is None else attention_function
-    heads = function(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
+    heads = (attention_function or attention)(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
     return linear(parameters.output, concatenate_heads(heads))
 
 
@@ -358,8 +357,9 @@ def encoder_block(
     p = parameters
 
     def attention(x: torch.Tensor) -> Any:
-        inner = dropout.attention.inner
-        return attend(p.attention, x, x, mask, inner, configuration, layer, bias, rotation, attention_function)
+        return attend(
+            p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias, rotation, attention_function
+        )
 
     def position_wise(x: torch.Tensor) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
@@ -411,13 +411,17 @@ def decoder_block(
     cross: Any = p.cross_attention
 
     def self_attention(x: torch.Tensor) -> Any:
-        inner = dropout.self_attention.inner
-        return attend(p.self_attention, x, x, mask, inner, configuration, layer, bias, rotation, attention_function)
+        return attend(
+            p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias, rotation,
+            attention_function,
+        )  # fmt: skip
 
     def cross_attention(x: torch.Tensor) -> Any:
         assert memory is not None  # it is checked
-        inner = dropout.cross_attention.inner
-        return attend(cross, x, memory, memory_mask, inner, configuration, attention_function=attention_function)
+        return attend(
+            cross, x, memory, memory_mask, dropout.cross_attention.inner, configuration,
+            attention_function=attention_function,
+        )  # fmt: skip
 
     def position_wise(x: torch.Tensor) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)

@@ -356,7 +356,7 @@ class SameOnRanks(torch.autograd.Function):
     """What every rank has the same, whose gradient is the sum over ranks, in the dtype in which it is computed."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Whole, tensor: torch.Tensor) -> Any:
+    def forward(ctx: Any, whole: Whole | Members, tensor: torch.Tensor) -> Any:
         ctx.whole, ctx.dtype = whole, tensor.dtype
         return widen(tensor).clone()
 

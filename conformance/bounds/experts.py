@@ -21,9 +21,10 @@ Gradients are carried through the same steps: those of a softmax and of a quotie
 in any order are sums of terms of |w| (|g| + sum |w g|), each rounded a few times.
 
 Experts. A token's output is the sum of the chosen networks' results, each off as in `layers.py` and rounded to the
-inputs' dtype, times weights: as many roundings of the sum of sizes as there are terms, in any order. What the network
-receives, the cotangent times the weight, is off by the weight's error, and rounds to the inputs' dtype too. The
-gradient of x adds up parts of networks, which may be rounded, and that of the router.
+inputs' dtype, times weights: as many roundings of the sum of sizes as there are terms, in any order, also where each of
+several ranks adds up its experts' terms first (DIST-6). What the network receives, the cotangent times the weight, is
+off by the weight's error, and rounds to the inputs' dtype too. The gradient of x adds up parts of networks, which may
+be rounded, and that of the router.
 
 Losses. P_e is a mean of softmax over N tokens, f_e exact but for a quotient. Products and their sum round X + N times.
 A log-sum-exp is off by the largest error of its terms, X roundings of a sum that is 1 at least, LOG of the logarithm,

@@ -268,21 +268,29 @@ def sort_key(sublayer: str, order: Mapping[str, int]) -> tuple[bool, int, int]:
 def isolate_sublayer(checkpoint: Checkpoint, name: str) -> Checkpoint:
     """Return the checkpoint with every other sublayer's last projection 0, so that it adds nothing; "" for all of them.
 
-    What an output norm makes of zeros stays, as it does in the definition.
+    What an output norm makes of zeros stays, as it does in the definition. So does the first cross-attention beside a
+    sublayer of the encoder, which reaches the result through it.
     """
-    paths = [path for other, paths in list_sublayers(checkpoint).items() if other != name for path in paths]
+    sublayers = list_sublayers(checkpoint)
+    kept = {name, *(other for other in [*filter(is_cross, sublayers)][:1] if name.startswith("encoder."))}
+    paths = [path for other, paths in sublayers.items() if other not in kept for path in paths]
     return checkpoint.change(dict.fromkeys(paths, 0.0))
 
 
-def list_isolated(checkpoint: Checkpoint, case: ModelCase) -> Iterator[ModelCase]:
-    """Give the case with no sublayer, and with each of them alone, in order.
+def is_cross(sublayer: str) -> bool:
+    return sublayer.endswith("cross_attention")
 
-    Without sublayers, a norm hides how large embeddings are, unless its eps counts: that is tried too.
+
+def list_isolated(checkpoint: Checkpoint, case: ModelCase) -> Iterator[ModelCase]:
+    """Give the case with no sublayer, and with each of them alone, in order, but cross-attentions first.
+
+    Those of an encoder are seen through the first of these. Without sublayers, a norm hides how large embeddings are,
+    unless its eps counts: that is tried too.
     """
     alone = replace(case, rule="BLK-1", sublayer="")
     small = isolate_sublayer(shrink_stream(checkpoint), "").round(case.dtype)
     yield replace(alone, probe="no sublayer, little in the stream", checkpoint=small)
-    for name in ("", *list_sublayers(checkpoint)):
+    for name in ("", *sorted(list_sublayers(checkpoint), key=lambda name: not is_cross(name))):
         probe = f"{name or 'no sublayer'} alone"
         yield replace(alone, probe=probe, sublayer=name, checkpoint=isolate_sublayer(checkpoint, name))
 

@@ -17,9 +17,16 @@ import numpy as np
 from conformance.checks.findings import Finding, GradientLost, NotANumber
 from conformance.checks.levels import CONTRACT, CORE, STATE_RULE, STRICT
 from conformance.checks.results import Cell
-from conformance.ports.cases import Calls, ModelCase, list_isolated, sharpen_attention, shrink_stream
+from conformance.ports.cases import (
+    Calls,
+    ModelCase,
+    list_isolated,
+    list_sublayers,
+    sharpen_attention,
+    shrink_stream,
+)
 from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
-from conformance.ports.configs import list_configs
+from conformance.ports.configs import derive_entries, list_configs
 from conformance.ports.diagnosis import PortCause, explain_empty_rows, find_causes, shorten
 from conformance.ports.folder import read_folder, shrink_config
 from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
@@ -109,7 +116,8 @@ def list_small_configs(
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"set: no config of {dialect} has the entry {key}{hint}")
-    configs = [settle_nulls(dialect, config | dict(settings), settings) for config in small]
+    changes = derive_entries(settings) | dict(settings)
+    configs = [settle_nulls(dialect, config | changes, settings) for config in small]
     if settings:
         misfits = [explain_misfit(dialect, config) for config in configs]
         if all(misfits):
@@ -333,7 +341,10 @@ class PortCheck:
         for one in isolated:
             name = shorten(one.case.sublayer or "", one.case)
             ratios[name] = max(ratios.get(name, 0.0), one.finding.ratio)
-        self.sublayers = [SublayerError(name, ratio) for name, ratio in ratios.items()]
+        if isolated:
+            case = isolated[0].case
+            names = [shorten(name, case) for name in ("", *list_sublayers(case.checkpoint))]
+            self.sublayers = [SublayerError(name, ratios[name]) for name in names if name in ratios]
         parts = sum(one.failed and bool(one.case.call.chunks) for one in self.observations)
         if parts and not any(one.case.call.chunks for cause in causes for one in cause.observations):
             self.left_out.append(f"step fails in {parts} cases, which are not explained until the whole pass is right")

@@ -224,6 +224,12 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
 }
 
 
+def derive_entries(settings: Mapping[str, Any]) -> Config:
+    """Return what the library makes of entries that are set, where a config.json has that too: T5's `is_gated_act`."""
+    kind = settings.get("feed_forward_proj")
+    return {"is_gated_act": kind.startswith("gated-")} if isinstance(kind, str) else {}
+
+
 def list_configs(dialect: str) -> list[Config]:
     """Return the configs of a dialect, with all that a config.json says of what the model is.
 

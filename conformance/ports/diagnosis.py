@@ -399,13 +399,16 @@ def is_reached(scope: Sequence[str], sublayer: str | None) -> bool:
 def choose_constant(
     shown: Observation, evidence: Sequence[Observation], sets: Sequence[MistakeSet]
 ) -> MistakeSet | None:
-    """Return a number with which the definition explains this answer, where it is far from right; None if none does."""
+    """Return a number with which the definition explains all that is left, where an answer is far from right, or None.
+
+    What explains less would be one of many numbers that come near.
+    """
     if not shown.finding.ratio > FAR:
         return None
     found = known_mistakes(sets, shown)
-    failing = [one for one in evidence if one.failed and config_of(one) == config_of(shown)]
+    failing = list_unexplained(sets, evidence)
     fitted = (one for constant in CONSTANTS for one in fit_constant(constant, shown, found))
-    able = [[one] for one in fitted if all(explains([*found, one], other) for other in failing)]
+    able = [[one] for one in fitted if all(explains([*known_mistakes(sets, other), one], other) for other in failing)]
     return rank(able, shown, evidence, sets) if able else None
 
 
@@ -660,7 +663,7 @@ def find_cut(case: ModelCase, ask: Ask) -> str:
     case.computation.run(watch=lambda name, _: norms.append(name))
     after = case.checkpoint.configuration.norm_order == "post"
     norms = list(filter(is_norm, norms))
-    if not after and (inside := find_norm_in_stream(case, [name for name in norms if "blocks." in name], ask)):
+    if not after and norms and (inside := find_norm_in_stream(case, norms, ask)):
         return inside
     norms = [name for name in norms if after or "blocks." not in name]
     has_output = "output.weight" in flatten(case.checkpoint.places)
@@ -684,15 +687,19 @@ def find_cut(case: ModelCase, ask: Ask) -> str:
 def find_norm_in_stream(case: ModelCase, norms: Sequence[str], ask: Ask) -> str:
     """Return the first sublayer whose norm stands in the residual stream, where none should; empty if none does.
 
-    Where all sublayers give 0, what their norms give has no part in the result.
+    Where all sublayers give 0, what their norms give has no part in the result. But a last norm that has the weight of
+    one of them moves with it, and not with its own: then it is the last norm that is wrong.
     """
-    changed = [replace(case, checkpoint=case.checkpoint.change({f"{name}.weight": 0.0})) for name in norms]
-    asked = ask([case, *changed])
+    inner = [name for name in norms if "blocks." in name]
+    silent = [case.checkpoint.change({f"{name}.weight": 0.0}) for name in (*inner, norms[-1])]
+    asked = ask([case, *(replace(case, checkpoint=checkpoint) for checkpoint in silent)])
     if not all(one.has_numbers for one in asked):
         return ""
-    answer, *others = (np.asarray(one.answer.result) for one in asked)
-    moved = (name for name, other in zip(norms, others, strict=True) if not np.array_equal(other, answer))
+    answer, *others, last = (np.asarray(one.answer.result) for one in asked)
+    moved = (name for name, other in zip(inner, others, strict=True) if not np.array_equal(other, answer))
     name = next(moved, "")
+    if name and norms[-1] not in inner and np.array_equal(last, answer):
+        name = norms[-1]
     return name and name_sublayer(name, case)
 
 

@@ -151,7 +151,8 @@ def draw_model(subject: Content) -> list[str]:
         wrong = real(one["ratio"]) > 1
         mark = f"  <- {'the first that is ' * (one['name'] == first)}wrong" if wrong else ""
         lines.append(f"  {one['name'] or NOTHING:<{width}}  {real(one['ratio']):10.3g}{mark}")
-    return lines if not all(real(one["ratio"]) > 1 for one in sublayers) else [*lines, EVERYWHERE]
+    everywhere = all(real(one["ratio"]) > 1 for one in sublayers) and not (steps and "blocks." in steps[0])
+    return [*lines, EVERYWHERE] if everywhere else lines
 
 
 # --- limits of a subject's verdict ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conformance.cases.case import brief
+from conformance.cases.case import brief, numpy_dtype
 from conformance.checks.findings import Finding, GradientLost, InputChanged, NoAnswer, NotANumber, ProcessEnded, Raised
 from conformance.checks.levels import CONTRACT, EVERY_RULE, LEVELS
 from conformance.reports.blocks import draw_model
@@ -164,7 +164,8 @@ def join_names(names: Sequence[str], most: int) -> str:
 
 def describe_case(case: ModelCase) -> str:
     """Write the call of a case, and what is particular to its config."""
-    inputs = [brief(array) for array in case.call.inputs]
+    given = [array.astype(numpy_dtype(case.dtype)) if array.dtype.kind == "f" else array for array in case.call.inputs]
+    inputs = [brief(array) for array in given]
     options = [f"{name}={brief(array)}" for name, array in case.call.options.items()]
     cached = f" by step, in parts of {', '.join(map(str, case.call.chunks))}" if case.call.chunks else ""
     config = case.checkpoint.config | {"dtype": case.dtype}

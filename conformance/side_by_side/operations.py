@@ -172,7 +172,7 @@ OPERATIONS = (
         (r"s = \text{softmax}(x R + r), \qquad \text{chosen} = \text{the largest of}\; s + b",
          r"w_e = \frac{s_e}{\sum_{c \text{ chosen}} s_c}",
          r"y = \sum_{e \text{ chosen}} w_e\, \text{expert}_e(x) + \text{shared}(x)"),
-        rule_names("MOE", 1, 2, 3, 4, 5),
+        (*rule_names("MOE", 1, 2, 3, 4, 5), "DIST-6"),
         places("experts", "mixture_of_experts", "route", "route_by_logits", "router_logits", "softmax",
                "expert_scores", "largest", "choose_experts", "expert_weights", "spread", "taken_places",
                "expert_network", "clamped_gate", "clamped_value"),

@@ -25,13 +25,16 @@ ROUTER = declare(
 )
 
 
-def declare_experts(kind: type, shared: bool) -> Declaration:
-    """Declare the arrays of a mixture: the router's, those of its experts, and those of the network that all share."""
+def declare_experts(kind: type, shared: bool, axis: str) -> Declaration:
+    """Declare the arrays of a mixture: the router's, those of its experts, and those of the network that all share.
+
+    axis: the letter of how many experts there are.
+    """
     annotations = {}
     for field in kind._fields:  # type: ignore[attr-defined]
         rows, columns = ("F", "E_out") if field == "outer" else ("E", "F")
-        annotations[f"experts.{field}.weight"] = f'Float[Array, "X {rows} {columns}"]'
-        annotations[f"experts.{field}.bias"] = f'Float[Array, "X {columns}"] | None'
+        annotations[f"experts.{field}.weight"] = f'Float[Array, "{axis} {rows} {columns}"]'
+        annotations[f"experts.{field}.bias"] = f'Float[Array, "{axis} {columns}"] | None'
     for field in kind._fields if shared else ():  # type: ignore[attr-defined]
         rows, columns = ("S", "E_out") if field == "outer" else ("E", "S")
         annotations[f"shared.{field}"] = f'Projection[Linear, "{rows} {columns}"]'
@@ -39,11 +42,12 @@ def declare_experts(kind: type, shared: bool) -> Declaration:
 
 
 MIXTURES = {
-    (kind, shared): declare_experts(kind, shared)
+    (kind, shared, on_ranks): declare_experts(kind, shared, "X_local" if on_ranks else "X")
     for kind in (FeedForward, GatedFeedForward)
     for shared in (False, True)
+    for on_ranks in (False, True)
 }
-"""By the kind of the networks, and whether one is shared."""
+"""By the kind of the networks, whether one is shared, and whether other ranks have experts too."""
 
 
 def route(
@@ -94,9 +98,18 @@ def expert_choice(
 
 
 def mixture_of_experts(
-    parameters: MixtureOfExperts, x: Array, activation: str, capacity: int | None, token_mask: Array | None
+    parameters: MixtureOfExperts,
+    x: Array,
+    activation: str,
+    capacity: int | None,
+    token_mask: Array | None,
+    *,
+    on_ranks: bool = False,
 ) -> None:
-    """Check the arguments of mixture_of_experts but for those that `route` has too (MOE-4, MOE-5)."""
+    """Check the arguments of mixture_of_experts but for those that `route` has too (MOE-4, MOE-5).
+
+    on_ranks: the experts are some of those among which the router chooses (DIST-6).
+    """
     structure("parameters", parameters, MixtureOfExperts)
     router, experts, choice_bias, shared = parameters
     kind = FeedForward if isinstance(experts, FeedForward) else GatedFeedForward
@@ -106,7 +119,7 @@ def mixture_of_experts(
             structure(name, network, kind)
             for field in kind._fields:
                 arrays |= arrays_of(f"{name}.{field}", getattr(network, field))
-    match(MIXTURES[kind, shared is not None], arrays)
+    match(MIXTURES[kind, shared is not None, on_ranks], arrays)
     clamped = ("clamped_swiglu",) if kind is GatedFeedForward else ()
     one_of("activation", activation, (*CHOICES["activation"], *clamped))
     if capacity is not None:

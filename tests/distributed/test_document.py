@@ -15,13 +15,16 @@ PROGRAMS = re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", (ROOT / "docs" / "
 COMMANDS = {
     "ring.py": (("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"), 4),
     "devices.py": ((), 1),
+    "model.py": (("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"), 4),
+    "experts.py": (("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"), 4),
+    "expert_devices.py": ((), 1),
 }
 """How each is run, and how many lines it prints."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
-@pytest.mark.rule("DIST-1", "DIST-3")
+@pytest.mark.rule("DIST-1", "DIST-3", "DIST-6", "DIST-7")
 def test_programs_run(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     command, lines = COMMANDS[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -45,12 +44,6 @@ CASES = {name: drawn(mask, sizes=EVEN) for name, mask in MASKS.items()} | {
     "one key head": drawn(MASKS["causal"], "bfloat16", EVEN._replace(G=1), sinks=True),
     "six heads": drawn(MASKS["dense"], "bfloat16", EVEN._replace(H=6), bias=(2, 1, 24, 48), sinks=True),
 }
-
-
-@pytest.fixture(scope="session")
-def process() -> Iterator[Devices]:
-    with Devices() as found:
-        yield found
 
 
 def verdict(process: Devices, call: Call, checked: bool = True) -> Finding:

@@ -23,16 +23,17 @@ ROOT = Path(__file__).parents[2]
 PORTS = PACKAGES[1:]
 
 PORT_KEYWORDS = {
-    "torch_impl": {"device", "engine"},
-    "jax_impl": {"engine"},
+    "torch_impl": {"device", "engine", "attention_function"},
+    "jax_impl": {"engine", "attention_function"},
 }
 """Keyword-only parameters that a port may have beyond the definition's: where to put a result that no argument places,
-and which of its algorithms to take."""
+which of its algorithms to take, and what to call in the place of `attention`."""
 
 PORT_NAMES = {"Adam", "explain_engine", "explain_layer_norm_engine"}
 """Public names that a port may have beyond the definition's."""
 
-PORT_FILES = {"torch_impl": {"distributed.py", "huggingface.py", "ranks.py"}, "jax_impl": {"distributed.py"}}
+ON_RANKS = {"distributed.py", "distributed_experts.py", "distributed_models.py"}
+PORT_FILES = {"torch_impl": {*ON_RANKS, "huggingface.py", "ranks.py"}, "jax_impl": ON_RANKS}
 """Files that a port may have beside them: for several ranks, and for a library of its framework."""
 
 CORES = {"attention_steps": "reference_attention", "layer_norm_steps": "reference_layer_norm"}

@@ -86,6 +86,7 @@ def test_there_is_a_page_for_each_operation(built: Path) -> None:
         "divergences",
         "benchmarks",
         "training",
+        "ranks",
         *(one.name for one in OPERATIONS),
     }
 

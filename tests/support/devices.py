@@ -142,7 +142,9 @@ def sum_of_sends(jaxpr: Any, ranks: int) -> int:
         size = sum(int(np.prod(v.aval.shape)) * v.aval.dtype.itemsize for v in equation.invars if hasattr(v, "aval"))
         if equation.primitive.name == "ppermute":
             total += size
-        elif equation.primitive.name == "all_to_all":
+        elif equation.primitive.name == "all_gather":
+            total += size * (ranks - 1)
+        elif equation.primitive.name in ("all_to_all", "reduce_scatter"):
             total += size * (ranks - 1) // ranks
         times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
         for value in equation.params.values():

@@ -517,6 +517,14 @@ def test_settings_may_be_written_as_in_python(text: str) -> None:
     assert judge(build, "llama", set=text).conforms
 
 
+def test_what_a_library_derives_from_a_setting_follows_it() -> None:
+    for kind in ("gated-gelu", "relu"):
+        configs = list_small_configs("t5", "default", {"feed_forward_proj": kind}, None)
+        assert {config["is_gated_act"] for config in configs} == {kind != "relu"}
+    (config,) = list_small_configs("t5", "quick", {"feed_forward_proj": "relu", "is_gated_act": True}, None)[:1]
+    assert config["is_gated_act"]
+
+
 def test_every_rotary_config_says_the_longest_sequence() -> None:
     for dialect in ("llama", "qwen3", "gemma3", "gpt_neox", "phi3", "olmo2", "modernbert"):
         for config in list_configs(dialect):
@@ -622,9 +630,38 @@ def test_the_first_wrong_sublayer_is_marked_once() -> None:
     content: Any = {"model": {"sublayers": sublayers}, "violations": [{"step": "blocks.0.attention"}]}
     lines = draw_model(content)
     assert [line.partition("<- ")[2] for line in lines[1:4]] == ["wrong", "the first that is wrong", "wrong"]
-    assert lines[4] == EVERYWHERE
+    assert len(lines) == 4
     content["violations"] = [{"step": "output"}]
-    assert "the first that is wrong" in draw_model(content)[1]
+    lines = draw_model(content)
+    assert "the first that is wrong" in lines[1]
+    assert lines[4] == EVERYWHERE
+
+
+def test_a_sublayer_of_an_encoder_is_seen_through_the_cross_attention() -> None:
+    report = judge(fault("t5_torch_encoder_one_way"), "t5", arrays="torch")
+    ratios = {one.name: one.ratio for one in report.sublayers}
+    wrong = [name for name, ratio in ratios.items() if ratio > 1]
+    assert report.violations[0].step == wrong[0] == "encoder.blocks.0.attention"
+    assert ratios["encoder.blocks.0.feed_forward"] < 1
+    assert list(ratios)[1:3] == ["encoder.blocks.0.attention", "encoder.blocks.0.feed_forward"]
+
+
+def test_a_last_norm_that_is_anothers_is_placed_without_a_name() -> None:
+    """It moves with the weight of a block's norm, and that norm is right."""
+
+    def build(config: Any, state_dict: Any) -> Any:
+        entries = dict(state_dict)
+        other = entries["model.layers.0.input_layernorm.weight"]
+        entries["model.norm.weight"] = other * np.float32(1.1) + np.float32(0.1)
+        return llama_numpy.build(config, entries)
+
+    (violation,) = judge(build, "llama").violations
+    assert (violation.step, violation.diagnosis) == ("norm", ())
+
+
+def test_a_case_has_the_dtype_in_which_the_port_is_asked() -> None:
+    report = judge(fault("vit_torch_gelu_tanh"), "vit", arrays="torch", set={"hidden_act": "gelu"})
+    assert "(float32[" in report.violations[0].case
 
 
 def test_a_report_says_in_which_dtypes_the_port_is_judged() -> None:

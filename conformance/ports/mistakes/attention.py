@@ -13,14 +13,22 @@ from conformance.bounds.rotary import pair_columns
 from conformance.cases.case import numpy_dtype
 from conformance.mistakes.rotary import kept_share
 from conformance.ports.computation import Step, copy_functions
-from conformance.ports.mistakes.mistake import StepChange, StepMistake, Topic, change_fields, replace_function
+from conformance.ports.mistakes.mistake import (
+    TRANSPOSED,
+    StepChange,
+    StepMistake,
+    Topic,
+    change_fields,
+    read_transposed,
+    replace_function,
+)
 from reference_numpy import blocks, materialize
 from reference_numpy.attention_steps import attention_scores, repeat_heads, resolve_scale, softmax
 from reference_numpy.multi_head_attention import join_heads
 from specification.configuration import AttentionLayer
-from specification.frequencies import attention_factor
+from specification.frequencies import attention_factor, exact_frequencies
 from specification.parameters import Linear
-from specification.rotary import LongRopeScaling, YarnScaling
+from specification.rotary import LongRopeScaling, Rotary, Rotation, YarnScaling
 
 PARAMETERS, QUERY, MEMORY, MASK, DROPOUT, CONFIGURATION, LAYER, BIAS, ROTATION = range(9)
 """Positions of the arguments of `attend`."""
@@ -332,11 +340,11 @@ def rotate_share(share: float) -> StepChange:
     return changed
 
 
-def invert_ramp(at_last_pair: bool) -> StepChange:
-    """YaRN divides the share of each frequency that it should keep, and keeps the other one.
+def set_frequencies(frequencies: Callable[[Rotary, int, np.ndarray], np.ndarray | None]) -> StepChange:
+    """Pairs turn by other frequencies.
 
     Args:
-        at_last_pair: the ramp ends at the last pair at the latest.
+        frequencies: of a rotation, its width W, and base ** (-2i / W); None where all stays as it is.
     """
 
     def changed(step: Step) -> Step:
@@ -344,13 +352,14 @@ def invert_ramp(at_last_pair: bool) -> StepChange:
 
         def change(layer: AttentionLayer) -> AttentionLayer:
             rotary = layer.rotary
-            if rotary is None or not isinstance(rotary.scaling, YarnScaling):
+            if rotary is None:
                 return layer
             turned = rotary.width or width
-            call: Any = SimpleNamespace(width=turned, base=rotary.base, scaling=rotary.scaling)
             plain = rotary.base ** (-np.arange(0, turned, 2) / turned)
-            share = 1 - kept_share(call, plain, turned // 2 - 1 if at_last_pair else None)
-            divisors = tuple((1 / (share + (1 - share) / rotary.scaling.factor)).tolist())
+            taken = frequencies(rotary, turned, plain)
+            if taken is None:
+                return layer
+            divisors = tuple((plain / taken).tolist())
             scaling = LongRopeScaling(
                 short_factors=divisors,
                 long_factors=divisors,
@@ -362,6 +371,52 @@ def invert_ramp(at_last_pair: bool) -> StepChange:
         return change_layer(change)(step)
 
     return changed
+
+
+def invert_ramp(at_last_pair: bool) -> StepChange:
+    """YaRN divides the share of each frequency that it should keep, and keeps the other one.
+
+    Args:
+        at_last_pair: the ramp ends at the last pair at the latest.
+    """
+
+    def invert(rotary: Rotary, width: int, plain: np.ndarray) -> np.ndarray | None:
+        if not isinstance(rotary.scaling, YarnScaling):
+            return None
+        call: Any = SimpleNamespace(width=width, base=rotary.base, scaling=rotary.scaling)
+        share = 1 - kept_share(call, plain, width // 2 - 1 if at_last_pair else None)
+        return np.asarray(plain * (share + (1 - share) / rotary.scaling.factor))
+
+    return set_frequencies(invert)
+
+
+def round_frequencies(dtype: str) -> StepChange:
+    """Frequencies are rounded to 16 bits, as those of a module that was made one of 16 bits."""
+
+    def narrow(rotary: Rotary, width: int, plain: np.ndarray) -> np.ndarray:
+        scaled = np.array(exact_frequencies(width, rotary.base, rotary.scaling, None), float)
+        return scaled.astype(numpy_dtype(dtype)).astype(float)
+
+    return set_frequencies(narrow)
+
+
+def round_angles(dtype: str) -> StepChange:
+    """Frequencies, and their products with positions, are rounded to 16 bits."""
+
+    def change(step: Step) -> Step:
+        step = complete(step)
+        rotary, rotation = step.arguments[LAYER].rotary, step.arguments[ROTATION]
+        if rotation is None:
+            return step
+        width = rotary.width or head_width(step)
+        scaled = np.array(exact_frequencies(width, rotary.base, rotary.scaling, None), float)
+        positions, narrow = np.arange(rotation.sine.shape[-2])[:, None], numpy_dtype(dtype)
+        frequencies = scaled.astype(narrow).astype(float)
+        angles = (positions.astype(narrow).astype(float) * frequencies).astype(narrow).astype(float)
+        factor = attention_factor(rotary.scaling)
+        return step.argument(ROTATION, Rotation(factor * np.sin(angles)[None], factor * np.cos(angles)[None]))
+
+    return change
 
 
 def turn_back(step: Step) -> Step:
@@ -409,9 +464,7 @@ def drop_biases(*names: str) -> Projections:
 
 def transpose_weights(*names: str) -> Projections:
     def transpose(linear: Linear) -> Linear:
-        if linear.weight.shape[0] != linear.weight.shape[1]:
-            raise ValueError("only a square matrix can be read transposed")
-        return linear._replace(weight=linear.weight.T)
+        return linear._replace(weight=read_transposed(linear.weight))
 
     return lambda p, heads: p._replace(**{name: transpose(getattr(p, name)) for name in names})
 
@@ -646,7 +699,12 @@ MISTAKES = (
     entry("values-are-rotated-keys", "values are the keys", attend_with(project_keys=take_keys)),
     entry("rotary-of-values", "values are rotated too", attend_with(project_keys=rotate_values), "POS-3"),
     *(
-        entry(f"rotary-in-{dtype}", f"sine and cosine are rounded to {dtype}", round_rotation(dtype), "POS-3")
+        entry(f"rotary-{name}-{dtype}", f"{says} are rounded to {dtype}", change(dtype), "POS-3")
+        for name, says, change in (
+            ("in", "sine and cosine", round_rotation),
+            ("frequencies-in", "rotary frequencies", round_frequencies),
+            ("angles-in", "rotary frequencies and angles", round_angles),
+        )
         for dtype in ("float16", "bfloat16")
     ),
     entry("rotary-backwards", "rotation goes the other way", turn_back, "POS-3"),
@@ -729,12 +787,9 @@ MISTAKES = (
     project("no-biases", "the biases of query, key and value are left out", drop_biases(*ALL[:3])),
     project("no-bias-at-all", "all biases of the attention are left out", drop_biases(*ALL)),
     *(project(f"no-{name}-bias", f"the bias of the {name} projection is left out", drop_biases(name)) for name in ALL),
-    project("all-transposed", "all four projections are read transposed", transpose_weights(*ALL)),
-    project("inputs-transposed", "query, key and value are read transposed", transpose_weights(*ALL[:3])),
-    *(
-        project(f"{name}-transposed", f"the {name} projection is read transposed", transpose_weights(name))
-        for name in ALL
-    ),
+    project("all-transposed", f"all four projections are {TRANSPOSED}", transpose_weights(*ALL)),
+    project("inputs-transposed", f"query, key and value are {TRANSPOSED}", transpose_weights(*ALL[:3])),
+    *(project(f"{name}-transposed", f"the {name} projection is {TRANSPOSED}", transpose_weights(name)) for name in ALL),
     project("no-norms", "queries and keys are not normalised", drop_norms("query_norm", "key_norm"), "NORM-8"),
     project("no-query-norm", "queries are not normalised", drop_norms("query_norm"), "NORM-8"),
     project("no-key-norm", "keys are not normalised", drop_norms("key_norm"), "NORM-8"),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from conformance.ports.computation import Computation, Step
 from specification.parameters import Decoder, Encoder
 
@@ -70,6 +72,14 @@ class StepMistake:
             return computation.rewrite(rewrite)
 
         return ModelMistake(self.id, self.rule, self.says, change, scope, self.filling)
+
+
+TRANSPOSED = "read transposed, or reshaped instead"
+
+
+def read_transposed(weight: np.ndarray) -> np.ndarray:
+    """A weight of a library that has its axes the other way round, in memory as it is there."""
+    return weight.T.reshape(weight.shape)
 
 
 @dataclass(frozen=True)

@@ -200,6 +200,21 @@ def list_swapped_norms() -> Iterator[ModelMistake]:
             yield replace(change_blocks(name, says, partial(map_blocks, copy)), rule="BLK-1")
 
 
+def list_last_norms(computation: Computation) -> Iterator[ModelMistake]:
+    """Give last norms that have the parameters of another norm."""
+    for name, stack in list_stacks(computation).items():
+        for path in find_norms(computation) if stack.norm is not None else ():
+            if path.startswith(name):
+                says = f"the norm has the parameters of that of {path.removeprefix(name)}"
+                change = partial(copy_last_norm, name, path)
+                yield ModelMistake("norm.last-from-block", "TRF-1", says, change, (f"{name}norm",))
+
+
+def copy_last_norm(name: str, path: str, computation: Computation) -> Computation:
+    stack, norm = list_stacks(computation)[name], copy_structure(find_norms(computation)[path])
+    return replace_stack(computation, name, stack._replace(norm=norm))
+
+
 def list_moved_norms(computation: Computation) -> Iterator[ModelMistake]:
     """Give norms that stand elsewhere around one kind of sublayer, in one block, or in one sublayer."""
     own = computation.configuration.norm_order
@@ -537,6 +552,7 @@ def list_mistakes_of_models(computation: Computation) -> Iterator[ModelMistake]:
     yield from list_block_orders(computation)
     yield from list_shared_parts(computation)
     yield from list_swapped_norms()
+    yield from list_last_norms(computation)
     yield from list_moved_norms(computation)
     yield from MISTAKES
     yield from list_rewired(computation)

@@ -11,10 +11,12 @@ import numpy as np
 from conformance.cases.case import numpy_dtype
 from conformance.ports.computation import Step
 from conformance.ports.mistakes.mistake import (
+    TRANSPOSED,
     StepChange,
     Topic,
     change_argument,
     change_fields,
+    read_transposed,
     replace_function,
     set_keywords,
 )
@@ -38,12 +40,10 @@ def drop_bias(name: str) -> StepChange:
     return change_network(lambda p: p._replace(**{name: getattr(p, name)._replace(bias=None)}))
 
 
-def transpose(name: str) -> StepChange:
+def transpose(*names: str) -> StepChange:
     def change(p: Any) -> Any:
-        weight = getattr(p, name).weight
-        if weight.shape[0] != weight.shape[1]:
-            raise ValueError("only a square matrix can be read transposed")
-        return p._replace(**{name: getattr(p, name)._replace(weight=weight.T)})
+        parts = {name: part for name in names if (part := getattr(p, name, None)) is not None}
+        return p._replace(**{name: part._replace(weight=read_transposed(part.weight)) for name, part in parts.items()})
 
     return change_network(change)
 
@@ -116,9 +116,10 @@ NETWORKS = (
         change_network(lambda p: type(p)(*(one._replace(bias=None) for one in p))),
     ),
     *(
-        NETWORK.entry(f"{name}-transposed", f"the {name} projection is read transposed", transpose(name))
+        NETWORK.entry(f"{name}-transposed", f"the {name} projection is {TRANSPOSED}", transpose(name))
         for name in ("inner", "outer", "gate")
     ),
+    NETWORK.entry("all-transposed", f"all projections are {TRANSPOSED}", transpose("gate", "inner", "outer")),
     NETWORK.entry("left-out", "the feed-forward network is left out", replace_function(give_zeros), "BLK-1"),
 )
 

@@ -624,6 +624,21 @@ add("vit_jax", "last_norm_twice", "norm", "The last norm is applied twice.",
      'x = normalize(x, p["layernorm.weight"], p["layernorm.bias"], eps)\n'
      '        return normalize(x, p["layernorm.weight"], p["layernorm.bias"], eps)'))
 
+# --- of several kinds -------------------------------------------------------------------------------------------------
+
+add("llama_torch", "frequencies_bfloat16", SELF_ATTENTION, "Rotary frequencies are a buffer of a module in bfloat16.",
+    ("double(), self.inv_freq)", "double(), self.inv_freq.bfloat16().double())"))
+add("llama_torch", "angles_float16", SELF_ATTENTION, "Rotary angles are computed in float16.",
+    ("torch.outer(torch.arange(length).double(), self.inv_freq)",
+     "torch.outer(torch.arange(length).half(), self.inv_freq.half()).double()"))
+add("llama_torch", "last_norm_of_block", "norm", "The last norm has the weight of the first one.",
+    ('self.entries["model.norm.weight"]', 'self.entries["model.layers.0.input_layernorm.weight"]'))
+
+add("llama_numpy", "weights_reshaped", SELF_ATTENTION, "Weights are reshaped where they should be transposed.",
+    ("np.ascontiguousarray(layer[name].T)", "layer[name].reshape(layer[name].shape[::-1])"))
+add("gpt2_numpy", "last_norm_of_block", "norm", "The last norm has the parameters of the last block's second norm.",
+    ('x = ln("transformer.ln_f", x)', 'x = ln(f"{block}.ln_2", x)'))
+
 # --- two at once ------------------------------------------------------------------------------------------------------
 
 add_pair("bert_torch", "scale_missing", "gelu_tanh")
