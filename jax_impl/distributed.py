@@ -68,8 +68,8 @@ def ring_attention(
         backward    the same, and B G K (D + V) w R
 
     The backward pass also takes a sum over ranks for sinks, and one for a bias for all queries. A rank holds O(T / R)
-    numbers beside its mask and bias: two parts of keys and values, and two of their gradients. The engine "reference"
-    also holds the scores of two pieces; "blocked" takes pieces of them.
+    numbers beside its mask and bias, among them two parts of keys and values, and two of their gradients. The engine
+    "reference" also holds the scores of two pieces; "blocked" takes pieces of them.
 
     Args:
         query: [B, H, Q, D], this rank's part, in float16, bfloat16, float32 or float64.
