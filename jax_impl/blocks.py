@@ -232,8 +232,9 @@ def attend(
     query = project_queries(parameters, x, configuration, layer, rotation)
     keys, values = project_keys(parameters, memory, configuration, layer, of_keys)
     return attend_to(
-        parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias, attention_function
-    )
+        parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias,
+        attention_function=attention_function,
+    )  # fmt: skip
 
 
 def check_attention(
@@ -364,8 +365,9 @@ def encoder_block(
 
     def attention(x: jax.Array) -> Any:
         return attend(
-            p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias, rotation, attention_function
-        )
+            p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias, rotation,
+            attention_function=attention_function,
+        )  # fmt: skip
 
     def position_wise(x: jax.Array) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
@@ -420,7 +422,7 @@ def decoder_block(
     def self_attention(x: jax.Array) -> Any:
         return attend(
             p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias, rotation,
-            attention_function,
+            attention_function=attention_function,
         )  # fmt: skip
 
     def cross_attention(x: jax.Array) -> Any:

@@ -319,7 +319,7 @@ def ring_backward(ring: Ring, saved: Any, cotangent: jax.Array) -> tuple[None, A
     of_sinks = None
     if sinks is not None:
         weights = jnp.exp(sinks[:, None] - logsumexp)
-        of_sinks = -jnp.sum(jnp.where(empty, 0, weights * mean), axis=(0, 2))
+        of_sinks = vary(-jnp.sum(jnp.where(empty, 0, weights * mean), axis=(0, 2)), axes)
     found = (of_query, of_key, of_value, of_bias, of_sinks)
     return None, tuple(
         None if array is None else cast(gradient, array.dtype) for gradient, array in zip(found, arrays, strict=True)

@@ -3,7 +3,8 @@
 Norms, projections and networks take every position by itself, so a rank computes those of its own positions. Attention
 goes over all ranks, and positions count in the whole. Each function takes the arguments of its namesake in
 `transformer.py`, for this rank's part. All parts have the length T / R, as everything in `jax.shard_map`: pad other
-lengths at the end, and hide the padding, by its token or by a mask.
+lengths at the end, and hide the padding, by its token or by a mask. A rotary scaling that depends on the length then
+counts the padding.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from jax_impl.transformer import (
     target_mask,
 )
 from specification import checks
+from specification.checks.arguments import one_of
 from specification.configuration import Configuration
-from specification.distributed import even_pieces
+from specification.distributed import LAYOUTS, even_pieces
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.masks import Causal, Mask, both
 from specification.parameters import Decoder, Embedding, Encoder, LanguageModel, Transformer
@@ -45,7 +47,7 @@ SCHEMES: dict[str, Callable[..., Any]] = {"ring": ring_attention, "heads": head_
 
 
 class Ranks(NamedTuple):
-    """Who shares a sequence, which positions each has, and how attention goes over all of them.
+    """Which ranks share a sequence, which positions each has, and how attention goes over all of them.
 
     axis_name, layout, engine: As in `ring_attention`. scheme: "ring" for that one, "heads" for
     `head_parallel_attention`.
@@ -119,9 +121,9 @@ def encoder(
         TypeError: Dtypes or structures that are not as described.
         ValueError: Sizes or numbers that are not as described.
     """
-    part = begin(Encoder, parameters, x, ranks, configuration=configuration, dropout=dropout, types=token_types)
+    part = describe_part(Encoder, parameters, x, ranks, configuration=configuration, dropout=dropout, types=token_types)
     parameters = vary(parameters, (ranks.axis_name,))
-    return run_encoder(parameters, x, part, ranks, configuration, mask, token_types, dropout)[0]
+    return compute_encoder_part(parameters, x, part, ranks, configuration, mask, token_types, dropout)[0]
 
 
 def decoder(
@@ -150,9 +152,9 @@ def decoder(
     Raises:
         TypeError, ValueError: As in `encoder`.
     """
-    part = begin(Decoder, parameters, x, ranks, configuration=configuration, dropout=dropout, memory=memory)
+    part = describe_part(Decoder, parameters, x, ranks, configuration=configuration, dropout=dropout, memory=memory)
     parameters = vary(parameters, (ranks.axis_name,))
-    return run_decoder(parameters, x, memory, part, ranks, configuration, mask, memory_mask, dropout)
+    return compute_decoder_part(parameters, x, memory, part, ranks, configuration, mask, memory_mask, dropout)
 
 
 def transformer(
@@ -185,14 +187,14 @@ def transformer(
     checks.structure("parameters", parameters, Transformer)
     checks.sites(dropout, TransformerDropout)
     options: Any = {"configuration": configuration}
-    source_part = begin(Encoder, parameters.encoder, source, ranks, dropout=dropout.encoder, **options)
-    part = begin(Decoder, parameters.decoder, target, ranks, dropout=dropout.decoder, **options)
+    source_part = describe_part(Encoder, parameters.encoder, source, ranks, dropout=dropout.encoder, **options)
+    part = describe_part(Decoder, parameters.decoder, target, ranks, dropout=dropout.decoder, **options)
     parameters = vary(parameters, (ranks.axis_name,))
-    memory, padding = run_encoder(
+    memory, padding = compute_encoder_part(
         parameters.encoder, source, source_part, ranks, configuration, source_mask, None, dropout.encoder
     )
     memory_mask = both(memory_mask, padding)
-    x = run_decoder(
+    x = compute_decoder_part(
         parameters.decoder, target, memory, part, ranks, configuration, target_mask, memory_mask, dropout.decoder
     )
     return x if parameters.output is None else output_layer(parameters.output, x, configuration)
@@ -221,16 +223,16 @@ def language_model(
         TypeError, ValueError: As in `encoder`.
     """
     checks.structure("parameters", parameters, LanguageModel)
-    part = begin(Decoder, parameters.decoder, tokens, ranks, configuration=configuration, dropout=dropout)
+    part = describe_part(Decoder, parameters.decoder, tokens, ranks, configuration=configuration, dropout=dropout)
     parameters = vary(parameters, (ranks.axis_name,))
-    x = run_decoder(parameters.decoder, tokens, None, part, ranks, configuration, mask, None, dropout)
+    x = compute_decoder_part(parameters.decoder, tokens, None, part, ranks, configuration, mask, None, dropout)
     return output_layer(parameters.output, x, configuration)
 
 
 # --- a part of a stack ------------------------------------------------------------------------------------------------
 
 
-def run_encoder(
+def compute_encoder_part(
     parameters: Encoder,
     x: jax.Array,
     part: Part,
@@ -261,7 +263,7 @@ def run_encoder(
     return normalize_if(parameters.norm, x, configuration), padding
 
 
-def run_decoder(
+def compute_decoder_part(
     parameters: Decoder,
     x: jax.Array,
     memory: jax.Array | None,
@@ -336,7 +338,7 @@ def bias_of_part(parameters: Encoder | Decoder, part: Part, configuration: Confi
 # --- the call ---------------------------------------------------------------------------------------------------------
 
 
-def begin(
+def describe_part(
     kind: type,
     parameters: Encoder | Decoder,
     x: jax.Array,
@@ -348,6 +350,7 @@ def begin(
     memory: jax.Array | None = None,
 ) -> Part:
     """Check a call, and tell which positions each rank has."""
+    one_of("layout", ranks.layout, LAYOUTS)
     checks.stack(parameters, kind, x, dropout, types, memory)
     checks.model_over_ranks(parameters, ranks.scheme, configuration, dropout)
     count = lax.axis_size(ranks.axis_name)

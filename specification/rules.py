@@ -112,7 +112,7 @@ MODEL_RULES = {
         Rule(
             "DIST-6", "experts on ranks", "The result over all ranks is the mixture of the whole, gradients included."
         ),
-        Rule("DIST-7", "models", "A model whose sequence ranks share gives the whole's positions and gradients."),
+        Rule("DIST-7", "models", "A model over ranks returns the positions and gradients of the whole."),
     )
 }
 """Rules without probes: of blocks and models, which the judge compares step by step; of what tests hold alone."""

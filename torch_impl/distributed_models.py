@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float, Integer
 from torch.autograd.function import once_differentiable
 
 from specification import checks
+from specification.checks.arguments import one_of
 from specification.configuration import Configuration
-from specification.distributed import Pieces, pieces_of_lengths
+from specification.distributed import LAYOUTS, Pieces, pieces_of_lengths
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
 from specification.masks import Causal, Mask, both
@@ -49,7 +50,7 @@ SCHEMES: dict[str, Callable[..., Any]] = {"ring": ring_attention, "heads": head_
 
 
 class Ranks(NamedTuple):
-    """Who shares a sequence, which positions each has, and how attention goes over all of them.
+    """Which ranks share a sequence, which positions each has, and how attention goes over all of them.
 
     group, layout, engine: As in `ring_attention`. scheme: "ring" for that one, "heads" for `head_parallel_attention`.
     """
@@ -87,7 +88,7 @@ class Part(NamedTuple):
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
         """[B, T] of the whole, from every rank's part."""
         to_all = [(0, 1)] * self.members.ranks
-        return gather_rows(self.members, self.pieces, to_all, ids[:, None, :, None])[:, 0, :, 0]
+        return gather_rows(self.members, self.pieces, to_all, ids.long()[:, None, :, None])[:, 0, :, 0]
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -116,15 +117,17 @@ def encoder(
         ranks: Who shares the sequence, and how.
 
     Returns:
-        A new array [B, T, E], this rank's positions.
+        A new array [B, T, E], this rank's positions. It can be differentiated once.
 
     Raises:
         TypeError: Dtypes or structures that are not as described, on any rank.
         ValueError: Sizes or numbers that are not as described, on any rank, or calls that differ.
     """
-    part = begin(Encoder, parameters, x, ranks, configuration=configuration, dropout=dropout, types=token_types)
+    (part,) = compare_parts(
+        Encoder, parameters, ranks, configuration, lambda: [Given("", x, dropout, token_types=token_types)]
+    )
     parameters = sum_gradients(part.members, parameters)
-    return run_encoder(parameters, x, part, ranks, configuration, mask, token_types, dropout)[0]
+    return compute_encoder_part(parameters, x, part, ranks, configuration, mask, token_types, dropout)[0]
 
 
 def decoder(
@@ -153,9 +156,9 @@ def decoder(
     Raises:
         TypeError, ValueError: As in `encoder`.
     """
-    part = begin(Decoder, parameters, x, ranks, configuration=configuration, dropout=dropout, memory=memory)
+    (part,) = compare_parts(Decoder, parameters, ranks, configuration, lambda: [Given("", x, dropout, memory=memory)])
     parameters = sum_gradients(part.members, parameters)
-    return run_decoder(parameters, x, memory, part, ranks, configuration, mask, memory_mask, dropout)
+    return compute_decoder_part(parameters, x, memory, part, ranks, configuration, mask, memory_mask, dropout)
 
 
 def transformer(
@@ -185,17 +188,18 @@ def transformer(
     Raises:
         TypeError, ValueError: As in `encoder`.
     """
-    checks.structure("parameters", parameters, Transformer)
-    checks.sites(dropout, TransformerDropout)
-    options: Any = {"configuration": configuration}
-    source_part = begin(Encoder, parameters.encoder, source, ranks, dropout=dropout.encoder, **options)
-    part = begin(Decoder, parameters.decoder, target, ranks, dropout=dropout.decoder, **options)
+
+    def list_given() -> list[Given]:
+        checks.sites(dropout, TransformerDropout)
+        return [Given("encoder", source, dropout.encoder), Given("decoder", target, dropout.decoder)]
+
+    source_part, part = compare_parts(Transformer, parameters, ranks, configuration, list_given)
     parameters = sum_gradients(part.members, parameters)
-    memory, padding = run_encoder(
+    memory, padding = compute_encoder_part(
         parameters.encoder, source, source_part, ranks, configuration, source_mask, None, dropout.encoder
     )
     memory_mask = both(memory_mask, padding)
-    x = run_decoder(
+    x = compute_decoder_part(
         parameters.decoder, target, memory, part, ranks, configuration, target_mask, memory_mask, dropout.decoder
     )
     return x if parameters.output is None else output_layer(parameters.output, x, configuration)
@@ -223,17 +227,18 @@ def language_model(
     Raises:
         TypeError, ValueError: As in `encoder`.
     """
-    checks.structure("parameters", parameters, LanguageModel)
-    part = begin(Decoder, parameters.decoder, tokens, ranks, configuration=configuration, dropout=dropout)
+    (part,) = compare_parts(
+        LanguageModel, parameters, ranks, configuration, lambda: [Given("decoder", tokens, dropout)]
+    )
     parameters = sum_gradients(part.members, parameters)
-    x = run_decoder(parameters.decoder, tokens, None, part, ranks, configuration, mask, None, dropout)
+    x = compute_decoder_part(parameters.decoder, tokens, None, part, ranks, configuration, mask, None, dropout)
     return output_layer(parameters.output, x, configuration)
 
 
 # --- a part of a stack ------------------------------------------------------------------------------------------------
 
 
-def run_encoder(
+def compute_encoder_part(
     parameters: Encoder,
     x: torch.Tensor,
     part: Part,
@@ -262,7 +267,7 @@ def run_encoder(
     return normalize_if(parameters.norm, x, configuration), padding
 
 
-def run_decoder(
+def compute_decoder_part(
     parameters: Decoder,
     x: torch.Tensor,
     memory: torch.Tensor | None,
@@ -335,32 +340,46 @@ def bias_of_part(parameters: Encoder | Decoder, part: Part, configuration: Confi
 # --- one call of all ranks --------------------------------------------------------------------------------------------
 
 
-def begin(
-    kind: type,
-    parameters: Encoder | Decoder,
-    x: torch.Tensor,
-    ranks: Ranks,
-    *,
-    configuration: Configuration,
-    dropout: StackDropout,
-    types: torch.Tensor | None = None,
-    memory: torch.Tensor | None = None,
-) -> Part:
-    """Compare the calls of all ranks, so that a wrong one is the same error everywhere, and tell what each has."""
+class Given(NamedTuple):
+    """A sequence of which a call gives this rank's part, and what belongs to it. stack: its field in the parameters."""
+
+    stack: str
+    x: torch.Tensor
+    dropout: StackDropout
+    token_types: torch.Tensor | None = None
+    memory: torch.Tensor | None = None
+
+
+def compare_parts(
+    kind: type, parameters: Any, ranks: Ranks, configuration: Configuration, list_given: Callable[[], list[Given]]
+) -> list[Part]:
+    """Compare the calls of all ranks, so that a wrong one is the same error everywhere, and tell what each rank has."""
     members = members_of(ranks.group)
 
-    def describe() -> tuple[dict[str, Any], int]:
-        checks.stack(parameters, kind, x, dropout, types, memory)
-        checks.model_over_ranks(parameters, ranks.scheme, configuration, dropout)
-        arrays = {
-            name: (dtype_name(array), [*array.shape], array.requires_grad) for name, array in leaves(parameters).items()
-        }
-        options: Any = {"ranks": repr(ranks[1:]), "configuration": repr(configuration), "the parameters": arrays}
-        options |= {"the dtype of x": dtype_name(x), "the shape of x without its length": [x.shape[0], *x.shape[2:]]}
-        return options, x.shape[1]
+    def describe() -> tuple[dict[str, Any], list[int]]:
+        one_of("layout", ranks.layout, LAYOUTS)
+        checks.structure("parameters", parameters, kind)
+        named = leaves(parameters)
+        options: Any = {"the kind of model": kind.__name__, "ranks": repr(ranks[1:])}
+        options |= {"configuration": repr(configuration), "the number of parameters": len(named)}
+        options |= {f"the name of parameter {i}": name for i, name in enumerate(named)}
+        for name, array in named.items():
+            options[f"parameters{name}"] = dtype_name(array), [*array.shape]
+            options[f"whether parameters{name} wants a gradient"] = array.requires_grad
+        given = list_given()
+        for stack, x, dropout, token_types, memory in given:
+            own, name = getattr(parameters, stack) if stack else parameters, stack or "x"
+            own_kind = {"encoder": Encoder, "decoder": Decoder}.get(stack, kind)
+            checks.stack(own, own_kind, x, dropout, token_types, memory)
+            checks.model_over_ranks(own, ranks.scheme, configuration, dropout)
+            for part, array in ((name, x), ("token_types", token_types), ("memory", memory)):
+                options[f"the dtype of {part}"] = None if array is None else dtype_name(array)
+                shape = None if array is None else [array.shape[0], *array.shape[2:]]
+                options[f"the shape of {part} without its length"] = shape
+        return options, [one.x.shape[1] for one in given]
 
-    lengths = [length for _, length in compare_calls(members, describe)]
-    return Part(members, pieces_of_lengths("x", lengths, ranks.layout))
+    lengths = zip(*(lengths for _, lengths in compare_calls(members, describe)), strict=True)
+    return [Part(members, pieces_of_lengths("x", of_ranks, ranks.layout)) for of_ranks in lengths]
 
 
 def sum_gradients(members: Members, parameters: Any) -> Any:
@@ -368,14 +387,16 @@ def sum_gradients(members: Members, parameters: Any) -> Any:
     if members.ranks == 1:
         return parameters
     named = leaves(parameters)
-    summed = [name for name in named if not name.endswith(".sinks")]
+    summed = [name for name, array in named.items() if array.requires_grad and not name.endswith(".sinks")]
+    if not summed:
+        return parameters
     arrays = dict(zip(summed, SumGradients.apply(members, *(named[name] for name in summed)), strict=True))
-    following = iter([arrays.get(name, array) for name, array in named.items()])
-    return mapped(lambda _: next(following), parameters)
+    in_order = iter([arrays.get(name, array) for name, array in named.items()])
+    return mapped(lambda _: next(in_order), parameters)
 
 
 class SumGradients(torch.autograd.Function):
-    """Arrays that every rank has the same. Their gradients are summed in one message for each dtype, at the end."""
+    """Arrays that are the same on every rank. The backward pass sums their gradients, in one message for each dtype."""
 
     @staticmethod
     def forward(ctx: Any, members: Members, *arrays: torch.Tensor) -> Any:

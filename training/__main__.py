@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import typer
 from rich.text import Text
 
 from conformance.cases.options import Function, set_parameters
-from conformance.cli.console import console, exit_interrupted, refuse
+from conformance.cli.console import console, errors, exit_interrupted, refuse
 from conformance.runner.compiled_code import keep_compiled_code
 from training.packages import PACKAGES, Package
 from training.settings import Settings
@@ -62,6 +63,7 @@ def package_of(name: str | None, out: Path, resume: bool, ranks: int) -> Package
     """The package of that name, on ranks if several; without a name, that in which the run began that goes on."""
     from training import checkpoints
 
+    console.quiet = errors.quiet = ranks > 1 and os.environ.get("RANK", "0") != "0"
     earlier = checkpoints.newest(out) if resume else None
     began = None if earlier is None else checkpoints.told_by(earlier / checkpoints.RUN)["package"]
     if name is not None and began not in (None, name):
@@ -71,9 +73,7 @@ def package_of(name: str | None, out: Path, resume: bool, ranks: int) -> Package
         return chosen
     from training.ranks import package_on_ranks
 
-    on_ranks = package_on_ranks(chosen.name, ranks)
-    console.quiet = on_ranks.rank > 0
-    return on_ranks
+    return package_on_ranks(chosen.name, ranks)
 
 
 @contextmanager
@@ -170,9 +170,9 @@ def train(
         begin = loop.start(data, settings, package)
     out.mkdir(parents=True, exist_ok=True)
     run = loop.Run(package, data, out, begin)
-    if package.rank > 0:
-        return run.follow(steps)
     try:
+        if package.rank > 0:
+            return run.follow(steps)
         with Terminal(console) as display:
             wrote = run.train(display, steps)
     except FloatingPointError as error:

@@ -34,6 +34,7 @@ def package_on_ranks(name: str, ranks: int) -> Package:
     if name != "torch_impl":
         raise ValueError(f"--ranks needs torch_impl or jax_impl, got {name}")
     if "WORLD_SIZE" not in os.environ:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // ranks, 1)))
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         os.execv(sys.executable, [sys.executable, "-m", *launcher, "-m", "training", *sys.argv[1:]])
     return TorchOnRanks(ranks)
@@ -43,10 +44,8 @@ class TorchOnRanks(Torch):
     """The port to PyTorch in one of several processes."""
 
     def __init__(self, ranks: int) -> None:
-        import torch
         import torch.distributed as dist
 
-        torch.set_num_threads(max(torch.get_num_threads() // ranks, 1))
         if not dist.is_initialized():
             dist.init_process_group("gloo")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -81,11 +80,11 @@ class TorchOnRanks(Torch):
         dist.all_reduce(loss)
         outputs: list[Any] = [None] * self.ranks
         dist.all_gather_object(outputs, output.detach())
-        gradients = iter([leaf.grad.clone() for leaf in module.leaves])
+        gradients = iter([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone() for leaf in module.leaves])
         return Step(loss, converted(parameters, lambda _: next(gradients)), torch.cat(outputs))
 
     def share(self, counted: np.ndarray, rows: np.ndarray) -> float:
-        """Of this rank's rows in the targets that are counted, [B] or [B, T]."""
+        """Return the share of the counted targets, [B] or [B, T], that stand in this rank's rows."""
         return float(counted[rows].sum() / counted.sum())
 
     def wrap(self, parameters: ModelParameters) -> Any:

@@ -696,9 +696,9 @@ def find_norm_in_stream(case: ModelCase, norms: Sequence[str], ask: Ask) -> str:
     if not all(one.has_numbers for one in asked):
         return ""
     answer, *others, last = (np.asarray(one.answer.result) for one in asked)
-    moved = (name for name, other in zip(inner, others, strict=True) if not np.array_equal(other, answer))
-    name = next(moved, "")
-    if name and norms[-1] not in inner and np.array_equal(last, answer):
+    moved = [name for name, other in zip(inner, others, strict=True) if not np.array_equal(other, answer)]
+    name = moved[0] if moved else ""
+    if len(moved) == 1 and norms[-1] not in inner and np.array_equal(last, answer):
         name = norms[-1]
     return name and name_sublayer(name, case)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from conformance.bounds.arithmetic import Precision
 from conformance.models.error_propagation import carried_bound
@@ -35,6 +35,8 @@ from tests.support.models_on_ranks import (
     join_parts,
 )
 from tests.support.ranks import Ranks
+from torch_impl.distributed_models import sum_gradients
+from torch_impl.ranks import Members
 
 NOT_SHARED = ("dropout", "patch_size", "empty_rows", "pooling", "classifier", "embedding alone", "equal maxima",
               "nothing to pool", "masks beside padding, classifier", "today, vit")  # fmt: skip
@@ -108,8 +110,8 @@ def truth(name: str, dtype: str, length: int | None = None) -> tuple[dict[str, n
 def beyond(got: dict[str, np.ndarray], name: str, dtype: str, length: int | None = None) -> list[str]:
     """Where a result is missing, or of another shape, or beyond its bound.
 
-    Of 16 bits, every rank rounds its part of a parameter's gradient before the sum, and the sum may be one of 16 bits
-    too: with n of them, n roundings of at most the sum of the parts' sizes.
+    Of 16 bits, every rank rounds its part of a parameter's gradient before the sum: together at most one rounding of
+    the sum of the parts' sizes.
     """
     exact, bounds = truth(name, dtype, length)
     unit = Precision.make(dtype).output if dtype in ("float16", "bfloat16") else 0.0
@@ -186,17 +188,25 @@ SHOWN_BY = {
 }
 
 
+REFUSED_FAULTS = {
+    "padding of own tokens": "mask must be the same on every rank",
+    "gradients of parameters not summed": "Arrays are not equal",
+}
+"""Ranks disagree about a mask, or in the end about gradients."""
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.rule("DIST-7")
 def test_planted_faults(processes: Ranks, fault: str) -> None:
     name = SHOWN_BY[fault]
     call = model_call(example_of(name), "float32", 3, "contiguous", "ring")
     assert beyond(compute(processes, call), name, "float32") == []
-    try:
-        wrong = beyond(compute(processes, call._replace(fault=fault)), name, "float32")
-    except AssertionError as error:  # ranks that disagree about a parameter's gradient
-        wrong = [str(error)]
-    assert wrong != []
+    wrong = call._replace(fault=fault)
+    if fault in REFUSED_FAULTS:
+        with pytest.raises(AssertionError, match=REFUSED_FAULTS[fault]):
+            compute(processes, wrong)
+    else:
+        assert beyond(compute(processes, wrong), name, "float32") != []
 
 
 # --- what all ranks refuse --------------------------------------------------------------------------------------------
@@ -208,7 +218,7 @@ REFUSED = {
     ),
     "another batch on a rank": (
         lambda call, rank: call._replace(inputs=tuple(array[: 2 + (rank == 0)] for array in call.inputs)),
-        "the shape of x without its length must be the same on every rank",
+        "the shape of decoder without its length must be the same on every rank",
     ),
     "a token that no table has": (
         lambda call, rank: call._replace(inputs=tuple(array + 100 * (rank == 2) for array in call.inputs)),
@@ -225,6 +235,30 @@ REFUSED = {
         "empty_rows must be 'zero' over ranks, got mean",
     ),
     "an unknown scheme": (lambda call, rank: call._replace(scheme="tree"), "scheme must be one of 'ring', 'heads'"),
+    "an unknown layout": (lambda call, rank: call._replace(layout="striped"), "layout must be one of 'contiguous'"),
+    "another model on a rank": (
+        lambda call, rank: call._replace(
+            function="decoder" if rank == 1 else call.function,
+            parameters=call.parameters.decoder if rank == 1 else call.parameters,
+        ),
+        "the kind of model must be the same on every rank, got LanguageModel on rank 0 and Decoder on rank 1",
+    ),
+    "parameters of another model": (
+        lambda call, rank: call._replace(parameters=call.parameters.decoder if rank == 1 else call.parameters),
+        "parameters must be a LanguageModel",
+    ),
+    "another output layer": (
+        lambda call, rank: call._replace(
+            parameters=call.parameters._replace(
+                output=mapped(lambda array: array[..., : 9 + rank], call.parameters.output)
+            )
+        ),
+        "parameters.output.weight must be the same on every rank",
+    ),
+    "narrower tokens on a rank": (
+        lambda call, rank: call._replace(inputs=tuple(a.astype("int32" if rank else "int64") for a in call.inputs)),
+        "the dtype of decoder must be the same on every rank, got int64 on rank 0 and int32 on rank 1",
+    ),
 }
 
 
@@ -237,8 +271,17 @@ def test_every_rank_refuses(processes: Ranks, name: str) -> None:
     errors = {error for _, error in answers}
     assert len(errors) == 1, errors
     kind, text = errors.pop()
-    assert kind == "ValueError"
+    assert kind in ("ValueError", "TypeError")
     assert message in text
+
+
+@pytest.mark.rule("DIST-5", "DIST-7")
+def test_every_rank_refuses_token_types_of_one(processes: Ranks) -> None:
+    call = model_call(example_of("encoder"), "float32", 2, "contiguous", "ring")
+    without = call._replace(options={})
+    answers = processes.ask(compute_model, [call, without])
+    assert len({error for _, error in answers}) == 1
+    assert "the dtype of token_types must be the same on every rank" in answers[0][1][1]
 
 
 @pytest.mark.rule("DIST-7")
@@ -247,6 +290,17 @@ def test_dropout_of_attention_weights_is_refused() -> None:
     configuration = replace(example.configuration, empty_rows="zero")
     with pytest.raises(ValueError, match="dropout must leave the weights of attention over ranks, got some for attent"):
         checks.model_over_ranks(example.parameters, "ring", configuration, example.options["dropout"])
+
+
+@pytest.mark.rule("DIST-7")
+def test_parameters_that_want_no_gradient_stay_as_they_are() -> None:
+    """Else a frozen body would be differentiated, and gradients that nobody wants would travel."""
+    frozen = mapped(torch.tensor, example_of("three blocks, language model").parameters)
+    assert sum_gradients(Members(None, 0, 2), frozen) is frozen
+    norm = frozen.decoder.norm._replace(bias=frozen.decoder.norm.bias.requires_grad_())
+    shared = sum_gradients(Members(None, 0, 2), frozen._replace(decoder=frozen.decoder._replace(norm=norm)))
+    changed = [name for name, array in flatten(shared).items() if array is not flatten(frozen)[name]]
+    assert changed == ["decoder.norm.bias"]
 
 
 # --- on devices of JAX ------------------------------------------------------------------------------------------------
@@ -264,17 +318,10 @@ ON_DEVICES = {
 }
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[Devices]:
-    with Devices() as found:
-        yield found
-
-
 @pytest.mark.slow_where("", unless="gpt_oss")
 @pytest.mark.parametrize("name", ON_DEVICES)
 @pytest.mark.rule("DIST-7")
 def test_the_whole_model_on_devices(process: Devices, name: str) -> None:
-    for dtype in ("float32",):
-        call = model_call(example_of(name, LENGTH), dtype, *ON_DEVICES[name])
-        got = name_joined_heads(call, process.ask(compute_on_devices, call))
-        assert beyond(got, name, dtype, LENGTH) == []
+    call = model_call(example_of(name, LENGTH), "float32", *ON_DEVICES[name])
+    got = name_joined_heads(call, process.ask(compute_on_devices, call))
+    assert beyond(got, name, "float32", LENGTH) == []
