@@ -34,6 +34,7 @@ from conformance.ports.observation import TWICE, Observation
 from conformance.ports.report import ModelReport, ModelViolation, SublayerError
 from conformance.ports.subject import TIME_LIMIT, Answer, Call, PortRunner, Reply, Request, Traits
 from conformance.reports.ports import (
+    NOT_ANEW,
     RANDOM,
     describe_build,
     describe_case,
@@ -326,7 +327,9 @@ class PortCheck:
         elif wrong and self.ignores_state_dict():
             self.add_violation(CONTRACT.id, "its results do not depend on the state dict", wrong[0])
         elif wrong and self.is_random(wrong[0]):
-            self.add_violation(CONTRACT.id, RANDOM, wrong[0], step=self.find_random(wrong[0]))
+            kept = wrong[0].case.call.chunks and not any(one.failed for one in wrong if not one.case.call.chunks)
+            message, step = (NOT_ANEW, "") if kept else (RANDOM, self.find_random(wrong[0]))
+            self.add_violation(CONTRACT.id, message, wrong[0], step=step)
         elif wrong:
             self.explain_numbers()
         if empty is not None:

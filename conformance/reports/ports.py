@@ -123,6 +123,10 @@ RANDOM = (
     "build makes another model of the same state dict each time: entries of it are not loaded, and stay random; its "
     "results do not depend on them"
 )
+NOT_ANEW = (
+    "step gives other results for the same tokens when it is given them again without a cache: what it keeps from call "
+    "to call does not begin anew"
+)
 NO_GRADIENT = (
     "no gradient reaches any entry of the state dict: build copies it, as load_state_dict, .detach() and NumPy do, or "
     "the function runs without gradients; call the module by torch.func.functional_call with the entries, or give the "
@@ -276,6 +280,7 @@ def model_content(report: ModelReport) -> Content:
 STATEMENTS = {
     CONTRACT.id: "build takes a config and a state dict, and its function returns an array of the model's dtype and "
     "shape for every call.",
+    "NORM-1": "Norms are those of the model's kind, with the eps that the config names.",
     "ATT-12": "The gradients of all entries of the state dict are those of the definition.",
 }
 """What rules say of a port of a model, where they speak of one operation elsewhere."""

@@ -21,7 +21,7 @@ from conformance.reports.blocks import EVERYWHERE, draw_model, rows
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.ports import describe_scope, model_content
+from conformance.reports.ports import NOT_ANEW, describe_scope, model_content
 from conformance.reports.tables import subject_table
 from conformance.selftest.ports import bert_numpy, gpt2_numpy, gpt2_torch, llama_numpy
 from conformance.selftest.ports.faults import FAULTS
@@ -268,6 +268,28 @@ def test_a_step_may_return_what_the_function_may() -> None:
     assert report.conforms, report
     (violation,) = judge(build_with(lambda logits: None), "gpt2", arrays="torch").violations
     assert "the result is nothing" in violation.message
+
+
+def test_a_step_that_keeps_its_cache_from_call_to_call_is_told_as_that() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        right = gpt2_torch.build(config, state_dict)
+        kept: list[Any] = [None]
+
+        def step(tokens: Any, cache: Any) -> Any:
+            try:
+                result, kept[0] = right.step(tokens, kept[0])
+            except (IndexError, RuntimeError):  # of another batch, or longer than the table of positions
+                result, kept[0] = right.step(tokens, None)
+            return result, kept[0]
+
+        def model(tokens: Any, **options: Any) -> Any:
+            return right(tokens, **options)
+
+        model.step = step  # type: ignore[attr-defined]
+        return model
+
+    (violation,) = judge(build, "gpt2", arrays="torch").violations
+    assert violation.message == NOT_ANEW
 
 
 def test_a_cotangent_has_numbers_that_the_dtype_holds() -> None:

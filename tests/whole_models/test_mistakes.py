@@ -50,7 +50,8 @@ def observe(mistake: ModelMistake, cases: Sequence[ModelCase]) -> list[Observati
 PLANTED = {
     "bert": ("norm.eps-1e-05", "network.gelu-tanh", "attention.padding-ignored", "positions.offset+1",
              "token-types.left-out", "attention.no-query-bias", "order.pre", "blocks.reversed", "token-types.second",
-             "attention.rows-joined", "wiring.feed-forward-sum-from-heads", "wiring.attention-from-embedding"),
+             "attention.rows-joined", "wiring.feed-forward-sum-from-heads", "wiring.attention-from-embedding",
+             "token-types.after-norm", "positions.after-norm", "padding.zeros"),
     "gpt2": ("attention.not-causal", "attention.fused-by-head", "norm.last-left-out", "residual.left-out",
              "attention.heads-interleaved", "network.quick-gelu", "norm.not-loaded", "embedding.normalized",
              "output.log-softmax", "attention.scale-by-layer", "attention.mask-inverted", "attention.causal-reversed",

@@ -398,6 +398,39 @@ def take_second_type(computation: Computation) -> Computation:
     return computation if computation.options.get("token_types") is not None else computation.rewrite(rewrite)
 
 
+def add_after_norm(kind: str, name: str) -> Callable[[Computation], Computation]:
+    """What a part of the embedding gives is added to what the embedding's norm gives, not to its input."""
+
+    def change(computation: Computation) -> Computation:
+        held: list[Any] = []
+
+        def rewrite(step: Step) -> Step:
+            function = step.function
+
+            def hold(*arguments: Any, **keywords: Any) -> Any:
+                held[:] = [function(*arguments, **keywords)]
+                return 0 * held[0]
+
+            if step.kind == kind and step.name.endswith(name):
+                return step._replace(function=hold)
+            if step.kind == "normalize" and step.name.endswith("embedding.norm") and held:
+                return step._replace(function=lambda *arguments: function(*arguments) + held[0])
+            return step
+
+        return computation.rewrite(rewrite)
+
+    return change
+
+
+def take_zeros_for_padding(computation: Computation) -> Computation:
+    """Padding is where the token is 0, whatever the caller says."""
+    tokens = computation.inputs[0]
+    if tokens.dtype.kind != "i":
+        return computation
+    name = "source_key_padding" if len(computation.inputs) == 2 else "key_padding"
+    return computation.change(options={**computation.options, name: tokens != 0})
+
+
 def pad_memory_only(computation: Computation) -> Computation:
     """Padding of the source is masked in the cross-attention alone."""
     return rewrite_masks(computation, "encoder.", lambda _: None)
@@ -522,6 +555,19 @@ MISTAKES = (
     ModelMistake(
         "token-types.second", "EMB-1", "tokens have the type 1 where the caller passes no types", take_second_type
     ),
+    ModelMistake(
+        "token-types.after-norm",
+        "TRF-1",
+        "token types are added after the embedding's norm",
+        add_after_norm("embedding", "token_types"),
+    ),
+    ModelMistake(
+        "positions.after-norm",
+        "TRF-1",
+        "positions are added after the embedding's norm",
+        add_after_norm("learned_positions", ""),
+    ),
+    ModelMistake("padding.zeros", "MASK-2", "tokens that are 0 are taken for padding", take_zeros_for_padding),
     ModelMistake("token-types.left-out", "EMB-1", "the table of token types is left out", drop_token_types),
     ModelMistake(
         "padding.source-ignored", "MASK-2", "padding of the source is ignored", drop_options("source_key_padding")
