@@ -200,7 +200,7 @@ OPERATIONS = (
     Operation(
         "transformer", "Transformer", "Encoder, decoder, and the layers around them.",
         (r"\text{output}(\text{decoder}(\text{target}, \text{encoder}(\text{source})))",),
-        ("TRF-1",),
+        ("TRF-1", "DIST-7"),
         places("transformer", "transformer", "encoder", "decoder", "classifier", "language_model", "embed",
                "embed_image", "patches", "prepend", "position_bias", "real_tokens", "positions_after_padding",
                "padding_mask", "target_mask", "pool", "first_largest", "log_softmax", "output_layer", "shrink",

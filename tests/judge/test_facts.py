@@ -35,7 +35,7 @@ WORDS = {
     *("torch.", "_impl", ".py", "test_", "<frozen", "_", "#"),
     *("no-", "eps", "experts.", "shared.", "_output_norm", ".feed_forward_norm", "self_", "tokens", "_mm"),
     *("decoder.", "source_", "target_", "token_types", "norm", "norm.weight", "rms", "mask", ":"),
-    *("router.", "padding", "_norm", ": add", "encoder.blocks.", "2", ".0"),
+    *("router.", "padding", "_norm", ": add", "encoder.blocks.", "2", ".0", "gated-", "embedding.norm"),
 }
 """How names may begin or end, line by line: results and inputs, operations and steps, Python's own, what users say, and
 a model's options and parameters. A colon ends an error's line that announces the next."""

@@ -174,8 +174,8 @@ def test_torch_reads_nothing_back_but_ids(name: str, monkeypatch: pytest.MonkeyP
 def test_positions_that_are_read_back_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         "torch_impl.blocks",
-        "    dtype = compute_dtype_name(",
-        "    _ = positions.cpu()\n    dtype = compute_dtype_name(",
+        "    columns, dtype = checks.rotary_fits(",
+        "    _ = positions.cpu()\n    columns, dtype = checks.rotary_fits(",
         monkeypatch,
     )
     with pytest.raises(AssertionError, match="Left contains one more item: 'cpu'"):
