@@ -249,18 +249,10 @@ def compute_encoder_part(
         padding = padding_mask(tokens, configuration.source_padding)
         x = embed_part(parameters.embedding, x, tokens, token_types, part, configuration)
     x = drop(x, dropout.embedding)
-    options: Any = {"configuration": configuration, "attention_function": ranks}
-    options["mask"] = checked_mask(both(mask, padding), part.length, part.length, x.shape[0], configuration.num_heads)
-    options["bias"] = bias_of_part(parameters, part, configuration)
-    layers = configuration.layers(len(parameters.blocks))
-    call: Any = inspect.unwrap(encoder_block) if dropout.blocks else encoder_block
-    sites = dropout.blocks or [EncoderBlockDropout()] * len(parameters.blocks)
+    mask = checked_mask(both(mask, padding), part.length, part.length, x.shape[0], configuration.num_heads)
+    apply: Any = inspect.unwrap(encoder_block) if dropout.blocks else encoder_block
     attentions: Any = [block.attention for block in parameters.blocks]
-    positions = part.positions()
-    rotations = rotations_of(attentions, layers, x, configuration, positions, part.length)
-    for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
-        x = call(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)
-    return normalize_if(parameters.norm, x, configuration), padding
+    return apply_blocks(apply, attentions, parameters, x, part, ranks, configuration, dropout, mask=mask), padding
 
 
 def compute_decoder_part(
@@ -283,20 +275,40 @@ def compute_decoder_part(
         mask = both(mask, Causal())
     x = drop(x, dropout.embedding)
     sizes = x.shape[0], configuration.num_heads
-    options: Any = {"configuration": configuration, "attention_function": ranks}
-    options["mask"] = checked_mask(mask, part.length, part.length, *sizes)
+    options: Any = {"memory": memory, "mask": checked_mask(mask, part.length, part.length, *sizes)}
     if memory is not None:
         length = memory.shape[1] * len(part.pieces)
         options["memory_mask"] = checked_mask(memory_mask, part.length, length, *sizes)
-    options["bias"] = bias_of_part(parameters, part, configuration)
-    layers = configuration.layers(len(parameters.blocks))
-    call: Any = inspect.unwrap(decoder_block) if dropout.blocks else decoder_block
-    sites = dropout.blocks or [DecoderBlockDropout()] * len(parameters.blocks)
+    apply: Any = inspect.unwrap(decoder_block) if dropout.blocks else decoder_block
     attentions: Any = [block.self_attention for block in parameters.blocks]
-    positions = part.positions()
-    rotations = rotations_of(attentions, layers, x, configuration, positions, part.length)
-    for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
-        x = call(block, x, memory, layer=layer, rotation=rotation, dropout=dropped, **options)
+    return apply_blocks(apply, attentions, parameters, x, part, ranks, configuration, dropout, **options)
+
+
+def apply_blocks(
+    apply: Callable[..., Any],
+    attentions: list[Any],
+    parameters: Encoder | Decoder,
+    x: jax.Array,
+    part: Part,
+    ranks: Ranks,
+    configuration: Configuration,
+    dropout: StackDropout,
+    **options: Any,
+) -> jax.Array:
+    """Apply every block to this rank's positions, and the last norm.
+
+    apply: `encoder_block` or `decoder_block`, which takes the options. attentions: the self-attention of each block,
+    for which rotations are made here.
+    """
+    options |= {"configuration": configuration, "attention_function": ranks}
+    options["bias"] = bias_of_part(parameters, part, configuration)
+    blocks: Any = parameters.blocks
+    layers = configuration.layers(len(blocks))
+    no_dropout = EncoderBlockDropout() if isinstance(parameters, Encoder) else DecoderBlockDropout()
+    sites = dropout.blocks or [no_dropout] * len(blocks)
+    rotations = rotations_of(attentions, layers, x, configuration, part.positions(), part.length)
+    for block, layer, rotation, dropped in zip(blocks, layers, rotations, sites, strict=True):
+        x = apply(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)
     return normalize_if(parameters.norm, x, configuration)
 
 
@@ -351,7 +363,8 @@ def describe_part(
 ) -> Part:
     """Check a call, and tell which positions each rank has."""
     one_of("layout", ranks.layout, LAYOUTS)
+    one_of("scheme", ranks.scheme, tuple(SCHEMES))
     checks.stack(parameters, kind, x, dropout, types, memory)
-    checks.model_over_ranks(parameters, ranks.scheme, configuration, dropout)
+    checks.model_over_ranks(parameters, configuration, dropout)
     count = lax.axis_size(ranks.axis_name)
     return Part(ranks.axis_name, tuple(even_pieces(x.shape[1] * count, count, ranks.layout)))

@@ -29,7 +29,12 @@ SHOWN: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("ring_backward", RING, ("RingAttention.backward",), ("ring_backward",)),
     ("pairs", RING, ("pairs",), ("pairs",)),
     ("head_parallel_attention", RING, ("head_parallel_attention",), ("head_parallel_attention",)),
-    ("decoder", MODELS, ("decoder", "compute_decoder_part"), ("decoder", "compute_decoder_part")),
+    (
+        "decoder",
+        MODELS,
+        ("decoder", "compute_decoder_part", "apply_blocks"),
+        ("decoder", "compute_decoder_part", "apply_blocks"),
+    ),
 )
 """Name and the ports' file of each block; by port, the function and the one that it hands its work to."""
 

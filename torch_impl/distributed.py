@@ -129,26 +129,27 @@ def head_parallel_attention(
     """
     tensors = (query, key, value, bias, sinks)
     whole = agree("head_parallel_attention", tensors, mask, scale, softcap, group, layout, engine)
+    members = whole.members
     H, G, dtype = query.shape[1], key.shape[1], query.dtype
-    share, count = max(H // max(G, 1), 1), H // whole.ranks
-    heads = [(count * rank, count * (rank + 1)) for rank in range(whole.ranks)]
+    share, count = max(H // max(G, 1), 1), H // members.ranks
+    heads = [(count * rank, count * (rank + 1)) for rank in range(members.ranks)]
     groups = [(first // share, -(-stop // share)) for first, stop in heads]
-    first, stop = heads[whole.rank]
+    first, stop = heads[members.rank]
     # What several ranks read gets its gradient from all of them, and is rounded when they are summed.
     wide = sum(stop - first for first, stop in groups) > G
-    query = GatherRows.apply(whole, whole.queries, heads, wide, query)
-    key, value = (GatherRows.apply(whole, whole.keys, groups, wide, tensor) for tensor in (key, value))
-    readers = [head // share - groups[whole.rank][0] for head in range(first, stop)]
+    query = GatherRows.apply(members, whole.queries, heads, wide, query)
+    key, value = (GatherRows.apply(members, whole.keys, groups, wide, tensor) for tensor in (key, value))
+    readers = [head // share - groups[members.rank][0] for head in range(first, stop)]
     if any(readers.count(reader) * key.shape[1] != count for reader in readers):
         key, value = key[:, readers], value[:, readers]
     if bias is not None:
         bias = bias if bias.ndim == 4 else bias[None, None]
-        own = heads if bias.shape[1] > 1 else [(0, 1)] * whole.ranks
+        own = heads if bias.shape[1] > 1 else [(0, 1)] * members.ranks
         if whole.one_row:
-            bias = SameOnRanks.apply(whole, bias)[:, slice(*own[whole.rank])].expand(-1, -1, query.shape[2], -1)
+            bias = SameOnRanks.apply(members, bias)[:, slice(*own[members.rank])].expand(-1, -1, query.shape[2], -1)
         else:
-            bias = GatherRows.apply(whole, whole.queries, own, True, bias)
-    sinks = None if sinks is None else SameOnRanks.apply(whole, sinks)[first:stop]
+            bias = GatherRows.apply(members, whole.queries, own, True, bias)
+    sinks = None if sinks is None else SameOnRanks.apply(members, sinks)[first:stop]
 
     def cut_heads(array: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
         return array[:, first:stop] if "heads" in axes and array.shape[1] > 1 else array
@@ -157,7 +158,7 @@ def head_parallel_attention(
         query, key, value, mask=part(whole.mask, 0, 0, cut_heads), bias=bias, scale=scale, softcap=softcap,
         sinks=sinks, engine=engine,
     )  # fmt: skip
-    return GatherHeads.apply(whole, whole.queries, heads, rows.to(dtype))
+    return GatherHeads.apply(members, whole.queries, heads, rows.to(dtype))
 
 
 # --- the ring ---------------------------------------------------------------------------------------------------------
@@ -215,14 +216,14 @@ class RingAttention(torch.autograd.Function):
             if wanted[1] or wanted[2]:
                 travelling = torch.cat([array.reshape(-1) for array in here])
                 travelling = travelling if arrival is None else travelling + arrival()
-                arrival = send_on(whole, travelling, numbers_of(whole, owner - 1, key, value))
+                arrival = send_on(whole.members, travelling, numbers_of(whole, owner - 1, key, value))
         if arrival is not None:
             sums[1:3] = unpacked(arrival(), key, value, key.shape[2])
         if wanted[3] and whole.one_row:
-            sums[3] = sum_over_ranks(whole, sums[3])
+            sums[3] = sum_over_ranks(whole.members, sums[3])
         if wanted[4]:
             weights = torch.exp(widen(sinks)[:, None] - logsumexp)
-            sums[4] = sum_over_ranks(whole, -torch.sum(torch.where(empty, 0, weights * mean), dim=(0, 2)))
+            sums[4] = sum_over_ranks(whole.members, -torch.sum(torch.where(empty, 0, weights * mean), dim=(0, 2)))
         rounded = zip(sums, tensors, wanted, strict=True)
         return None, *(total.to(tensor.dtype) if want else None for total, tensor, want in rounded)
 
@@ -230,10 +231,10 @@ class RingAttention(torch.autograd.Function):
 def travel(whole: Whole, key: torch.Tensor, value: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """This rank's keys and values, then those of each rank before it; the next ones arrive while these are used."""
     numbers = torch.cat([key.reshape(-1), value.reshape(-1)])
-    for step in range(whole.ranks):
-        owner = (whole.rank - step) % whole.ranks
-        last = step == whole.ranks - 1
-        arrival = None if last else send_on(whole, numbers, numbers_of(whole, owner - 1, key, value))
+    for step in range(whole.members.ranks):
+        owner = (whole.members.rank - step) % whole.members.ranks
+        last = step == whole.members.ranks - 1
+        arrival = None if last else send_on(whole.members, numbers, numbers_of(whole, owner - 1, key, value))
         keys, values = unpacked(numbers, key, value, length_of(whole.keys[owner]))
         yield owner, keys, values
         if arrival is not None:
@@ -247,7 +248,7 @@ def length_of(pieces: Pieces) -> int:
 def numbers_of(whole: Whole, owner: int, key: torch.Tensor, value: torch.Tensor) -> int:
     """How many numbers the keys and values of a rank are."""
     (B, G, _, D), V = key.shape, value.shape[3]
-    return B * G * length_of(whole.keys[owner % whole.ranks]) * (D + V)
+    return B * G * length_of(whole.keys[owner % whole.members.ranks]) * (D + V)
 
 
 def unpacked(numbers: torch.Tensor, key: torch.Tensor, value: torch.Tensor, length: int) -> list[torch.Tensor]:
@@ -275,7 +276,7 @@ def pairs(whole: Whole, tensors: Any, owner: int, keys: torch.Tensor, values: to
     whole_inputs = Inputs(query, key, value, whole.mask, bias, whole.scale, whole.softcap, None)
     if bias is not None:
         bias = in_rank_4(bias).expand(-1, -1, query.shape[2], -1)
-    for rows, queries in places_of(whole.queries[whole.rank]):
+    for rows, queries in places_of(whole.queries[whole.members.rank]):
         of_query = as_computed(query[:, :, rows])
         for here, columns in places_of(whole.keys[owner]):
             if rows.start == rows.stop or here.start == here.stop:
@@ -322,17 +323,17 @@ class GatherRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, whole: Whole, rows: list[Pieces], heads: Ranges, wide: bool, tensor: torch.Tensor) -> Any:
-        ctx.arguments, ctx.shape, ctx.dtype = (whole, rows, heads), tensor.shape, tensor.dtype
-        gathered = gather_rows(whole, rows, heads, tensor)
+    def forward(ctx: Any, members: Members, rows: list[Pieces], heads: Ranges, wide: bool, tensor: torch.Tensor) -> Any:
+        ctx.arguments, ctx.shape, ctx.dtype = (members, rows, heads), tensor.shape, tensor.dtype
+        gathered = gather_rows(members, rows, heads, tensor)
         return widen(gathered) if wide else gathered
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
         total = cotangent.new_zeros(ctx.shape)
-        whole, rows, heads = ctx.arguments
-        for (first, stop), part_of_it in zip(heads, scatter_rows(whole, rows, heads, cotangent), strict=True):
+        members, rows, heads = ctx.arguments
+        for (first, stop), part_of_it in zip(heads, scatter_rows(members, rows, heads, cotangent), strict=True):
             total[:, first:stop] += part_of_it
         return None, None, None, None, total.to(ctx.dtype)
 
@@ -341,44 +342,44 @@ class GatherHeads(torch.autograd.Function):
     """All heads of this rank's rows, from all rows of its heads: what `GatherRows` did, undone."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Whole, rows: list[Pieces], heads: Ranges, tensor: torch.Tensor) -> Any:
-        ctx.arguments = whole, rows, heads
-        return torch.cat(list(scatter_rows(whole, rows, heads, tensor)), dim=1)
+    def forward(ctx: Any, members: Members, rows: list[Pieces], heads: Ranges, tensor: torch.Tensor) -> Any:
+        ctx.arguments = members, rows, heads
+        return torch.cat(list(scatter_rows(members, rows, heads, tensor)), dim=1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-        whole, rows, heads = ctx.arguments
-        return None, None, None, gather_rows(whole, rows, heads, cotangent)
+        members, rows, heads = ctx.arguments
+        return None, None, None, gather_rows(members, rows, heads, cotangent)
 
 
 class SameOnRanks(torch.autograd.Function):
     """What every rank has the same, whose gradient is the sum over ranks, in the dtype in which it is computed."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Whole | Members, tensor: torch.Tensor) -> Any:
-        ctx.whole, ctx.dtype = whole, tensor.dtype
+    def forward(ctx: Any, members: Members, tensor: torch.Tensor) -> Any:
+        ctx.members, ctx.dtype = members, tensor.dtype
         return widen(tensor).clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-        return None, sum_over_ranks(ctx.whole, cotangent.clone()).to(ctx.dtype)
+        return None, sum_over_ranks(ctx.members, cotangent.clone()).to(ctx.dtype)
 
 
-def gather_rows(whole: Whole | Members, rows: list[Pieces], heads: Ranges, tensor: torch.Tensor) -> torch.Tensor:
+def gather_rows(members: Members, rows: list[Pieces], heads: Ranges, tensor: torch.Tensor) -> torch.Tensor:
     """Send each rank its heads of this rank's rows [B, H, rows, W], and put what arrives into the whole's order."""
-    first, stop = heads[whole.rank]
+    first, stop = heads[members.rank]
     shapes = [(tensor.shape[0], stop - first, length_of(pieces), tensor.shape[3]) for pieces in rows]
-    received = exchange(whole, [tensor[:, first:stop] for first, stop in heads], shapes)
+    received = exchange(members, [tensor[:, first:stop] for first, stop in heads], shapes)
     return torch.cat(list(received), dim=2)[:, :, torch.argsort(order_of(rows, tensor.device))]
 
 
-def scatter_rows(whole: Whole, rows: list[Pieces], heads: Ranges, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+def scatter_rows(members: Members, rows: list[Pieces], heads: Ranges, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     """Send each rank its rows of this rank's heads, and return this rank's rows of each rank's heads."""
     lengths = [length_of(pieces) for pieces in rows]
-    shapes = [(tensor.shape[0], stop - first, lengths[whole.rank], tensor.shape[3]) for first, stop in heads]
-    return exchange(whole, tensor[:, :, order_of(rows, tensor.device)].split(lengths, dim=2), shapes)
+    shapes = [(tensor.shape[0], stop - first, lengths[members.rank], tensor.shape[3]) for first, stop in heads]
+    return exchange(members, tensor[:, :, order_of(rows, tensor.device)].split(lengths, dim=2), shapes)
 
 
 def order_of(rows: list[Pieces], device: torch.device) -> torch.Tensor:

@@ -52,8 +52,8 @@ def mixture_of_experts(
     one sum back. The token's rank adds these sums in the order of ranks, and the shared network's result last. In the
     backward pass gradients take the same ways back.
 
-    Bytes that a rank sends, where its tokens go to S other ranks (one that goes to two counts twice), and it computes
-    for R tokens of others, in a dtype of n bytes, w = max(n, 4):
+    Let a rank send S tokens to others, where one that goes to two ranks counts twice, and compute for R tokens of
+    others. It then sends so many bytes, in a dtype of n bytes, w = max(n, 4):
 
         forward     S (E n + C (w + 4)) + R E_out w, and 8 to each other rank
         backward    S E_out w + R (E + C) w

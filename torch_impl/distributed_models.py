@@ -255,16 +255,10 @@ def compute_encoder_part(
         padding = padding_mask(tokens, configuration.source_padding)
         x = embed_part(parameters.embedding, x, tokens, token_types, part, configuration)
     x = drop(x, dropout.embedding)
-    options: Any = {"configuration": configuration, "mask": both(mask, padding), "attention_function": ranks}
-    options["bias"] = bias_of_part(parameters, part, configuration)
-    layers = configuration.layers(len(parameters.blocks))
-    sites = dropout.blocks or [EncoderBlockDropout()] * len(parameters.blocks)
     attentions: Any = [block.attention for block in parameters.blocks]
-    positions = part.positions(x.device)
-    rotations = rotations_of(attentions, layers, x, configuration, positions, part.length)
-    for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
-        x = encoder_block(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)
-    return normalize_if(parameters.norm, x, configuration), padding
+    options = {"mask": both(mask, padding)}
+    x = apply_blocks(encoder_block, attentions, parameters, x, part, ranks, configuration, dropout, **options)
+    return x, padding
 
 
 def compute_decoder_part(
@@ -286,15 +280,36 @@ def compute_decoder_part(
     elif configuration.target_mask != "none":
         mask = both(mask, Causal())
     x = drop(x, dropout.embedding)
-    options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
-    options |= {"attention_function": ranks, "bias": bias_of_part(parameters, part, configuration)}
-    layers = configuration.layers(len(parameters.blocks))
-    sites = dropout.blocks or [DecoderBlockDropout()] * len(parameters.blocks)
+    options = {"memory": memory, "mask": mask, "memory_mask": memory_mask}
     attentions: Any = [block.self_attention for block in parameters.blocks]
-    positions = part.positions(x.device)
-    rotations = rotations_of(attentions, layers, x, configuration, positions, part.length)
-    for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
-        x = decoder_block(block, x, memory, layer=layer, rotation=rotation, dropout=dropped, **options)
+    return apply_blocks(decoder_block, attentions, parameters, x, part, ranks, configuration, dropout, **options)
+
+
+def apply_blocks(
+    apply: Callable[..., Any],
+    attentions: list[Any],
+    parameters: Encoder | Decoder,
+    x: torch.Tensor,
+    part: Part,
+    ranks: Ranks,
+    configuration: Configuration,
+    dropout: StackDropout,
+    **options: Any,
+) -> torch.Tensor:
+    """Apply every block to this rank's positions, and the last norm.
+
+    apply: `encoder_block` or `decoder_block`, which takes the options. attentions: the self-attention of each block,
+    for which rotations are made here.
+    """
+    options |= {"configuration": configuration, "attention_function": ranks}
+    options["bias"] = bias_of_part(parameters, part, configuration)
+    blocks: Any = parameters.blocks
+    layers = configuration.layers(len(blocks))
+    no_dropout = EncoderBlockDropout() if isinstance(parameters, Encoder) else DecoderBlockDropout()
+    sites = dropout.blocks or [no_dropout] * len(blocks)
+    rotations = rotations_of(attentions, layers, x, configuration, part.positions(x.device), part.length)
+    for block, layer, rotation, dropped in zip(blocks, layers, rotations, sites, strict=True):
+        x = apply(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)
     return normalize_if(parameters.norm, x, configuration)
 
 
@@ -358,6 +373,7 @@ def compare_parts(
 
     def describe() -> tuple[dict[str, Any], list[int]]:
         one_of("layout", ranks.layout, LAYOUTS)
+        one_of("scheme", ranks.scheme, tuple(SCHEMES))
         checks.structure("parameters", parameters, kind)
         named = leaves(parameters)
         options: Any = {"the kind of model": kind.__name__, "ranks": repr(ranks[1:])}
@@ -371,7 +387,7 @@ def compare_parts(
             own, name = getattr(parameters, stack) if stack else parameters, stack or "x"
             own_kind = {"encoder": Encoder, "decoder": Decoder}.get(stack, kind)
             checks.stack(own, own_kind, x, dropout, token_types, memory)
-            checks.model_over_ranks(own, ranks.scheme, configuration, dropout)
+            checks.model_over_ranks(own, configuration, dropout)
             for part, array in ((name, x), ("token_types", token_types), ("memory", memory)):
                 options[f"the dtype of {part}"] = None if array is None else dtype_name(array)
                 shape = None if array is None else [array.shape[0], *array.shape[2:]]

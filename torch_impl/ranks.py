@@ -34,9 +34,7 @@ class Members(NamedTuple):
 class Whole(NamedTuple):
     """A call as every rank knows it."""
 
-    group: Any
-    rank: int
-    ranks: int
+    members: Members
     queries: list[Pieces]  # of every rank
     keys: list[Pieces]
     mask: Mask | None
@@ -109,7 +107,7 @@ def agree(
     else:
         inputs = inputs._replace(sinks=None)  # they count once, after all keys
     choice.engine_for(engine, inputs, None, "zero")
-    return Whole(*members, of_queries, of_keys, mask, scale, softcap, engine, one_row)
+    return Whole(members, of_queries, of_keys, mask, scale, softcap, engine, one_row)
 
 
 def describe_call(
@@ -159,15 +157,15 @@ def stand_in(tensor: torch.Tensor | None) -> Any:
 # --- sending ----------------------------------------------------------------------------------------------------------
 
 
-def send_on(whole: Whole | Members, numbers: torch.Tensor, count: int) -> Callable[[], torch.Tensor]:
+def send_on(members: Members, numbers: torch.Tensor, count: int) -> Callable[[], torch.Tensor]:
     """Send numbers to the next rank, and return how to wait for `count` of them from the rank before."""
-    if whole.ranks == 1:
+    if members.ranks == 1:
         return lambda: numbers
     received = numbers.new_empty(count)
     sends = [(dist.isend, numbers, 1)] if numbers.numel() else []
     receives = [(dist.irecv, received, -1)] if count else []
     operations = [
-        dist.P2POp(operation, tensor, group=whole.group, group_peer=(whole.rank + step) % whole.ranks)
+        dist.P2POp(operation, tensor, group=members.group, group_peer=(members.rank + step) % members.ranks)
         for operation, tensor, step in (*sends, *receives)
     ]
     works = dist.batch_isend_irecv(operations) if operations else []
@@ -182,21 +180,21 @@ def send_on(whole: Whole | Members, numbers: torch.Tensor, count: int) -> Callab
 
 
 def exchange(
-    whole: Whole | Members, pieces: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
+    members: Members, pieces: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
 ) -> Sequence[torch.Tensor]:
     """Send to each rank its piece, and receive one of a known shape from each."""
-    if whole.ranks == 1:
+    if members.ranks == 1:
         return pieces
     sent = torch.cat([piece.reshape(-1) for piece in pieces])
     counts = [math.prod(shape) for shape in shapes]
     received = sent.new_empty(sum(counts))
-    dist.all_to_all_single(received, sent, counts, [piece.numel() for piece in pieces], group=whole.group)
+    dist.all_to_all_single(received, sent, counts, [piece.numel() for piece in pieces], group=members.group)
     return [piece.view(*shape) for piece, shape in zip(received.split(counts), shapes, strict=True)]
 
 
-def sum_over_ranks(whole: Whole | Members, array: torch.Tensor) -> torch.Tensor:
+def sum_over_ranks(members: Members, array: torch.Tensor) -> torch.Tensor:
     """The sum of every rank's array, in place of it where it is contiguous."""
-    if whole.ranks > 1:
+    if members.ranks > 1:
         array = array.contiguous()
-        dist.all_reduce(array, group=whole.group)
+        dist.all_reduce(array, group=members.group)
     return array

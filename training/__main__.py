@@ -172,7 +172,7 @@ def train(
     run = loop.Run(package, data, out, begin)
     try:
         if package.rank > 0:
-            return run.follow(steps)
+            return run.follow_steps(steps)
         with Terminal(console) as display:
             wrote = run.train(display, steps)
     except FloatingPointError as error:

@@ -126,7 +126,7 @@ class Run:
         self.place = Place(step + 1, epoch, done + 1)
         return taken
 
-    def follow(self, limit: int | None = None) -> None:
+    def follow_steps(self, limit: int | None = None) -> None:
         """Take the steps of a run that another process shows and writes."""
         while self.place.epoch < self.settings.epochs:
             for chosen in self.data.order(self.place.epoch)[self.place.batch :]:

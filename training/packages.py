@@ -233,7 +233,11 @@ class Jax(Package):
     ) -> Step:
         arrays, spread = apart((batch, dropout))
         with self.context():
-            return self.compiled_step(task, spread, parameters, arrays)
+            return self.compiled_step(task, spread, *self.place(parameters, arrays, len(batch.targets)))
+
+    def place(self, parameters: ModelParameters, arrays: list[Any], rows: int) -> tuple[Any, Any]:
+        """Parameters, and arrays of so many rows, where a step computes with them."""
+        return parameters, arrays
 
     def predict(self, task: Task, parameters: ModelParameters, batch: Batch) -> Any:
         with self.context():

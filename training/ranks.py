@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specification.parameters import leaves
-from training.packages import Jax, Package, Step, Torch, apart, converted
+from training.packages import Jax, Package, Step, Torch, converted
 from training.task import Batch, Task
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ class JaxOnDevices(Jax):
         import jax
 
         jax.config.update("jax_num_cpu_devices", ranks)
-        found = len(jax.devices())
-        if found < ranks:
-            raise ValueError(f"--ranks is {ranks}, and there are {found} devices")
+        devices = len(jax.devices())
+        if devices < ranks:
+            raise ValueError(f"--ranks is {ranks}, and there are {devices} devices")
         self.ranks = ranks
 
     @cached_property
@@ -133,17 +133,8 @@ class JaxOnDevices(Jax):
         mesh = Mesh(np.array(jax.devices()[: self.ranks]), ("ranks",))
         return NamedSharding(mesh, PartitionSpec("ranks")), NamedSharding(mesh, PartitionSpec())
 
-    def step(
-        self,
-        task: Task,
-        parameters: ModelParameters,
-        batch: Batch,
-        dropout: StackDropout | TransformerDropout | None = None,
-    ) -> Step:
+    def place(self, parameters: ModelParameters, arrays: list[Any], rows: int) -> tuple[Any, Any]:
         import jax
 
-        arrays, spread = apart((batch, dropout))
-        rows, same = self.shardings
-        with self.context():
-            placed = jax.device_put(arrays, rows if len(batch.targets) % self.ranks == 0 else same)
-            return self.compiled_step(task, spread, jax.device_put(parameters, same), placed)
+        spread, same = self.shardings
+        return jax.device_put(parameters, same), jax.device_put(arrays, spread if rows % self.ranks == 0 else same)

@@ -54,7 +54,7 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def started(counts: Sequence[int]) -> Iterator[Ranks]:
+def start_ranks(counts: Sequence[int]) -> Iterator[Ranks]:
     """Start as many ranks as the largest count, in groups of each count."""
     with tempfile.TemporaryDirectory() as folder:
         store, there = str(Path(folder) / "store"), processors()

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from benchmarks.cases import causal
 from benchmarks.ranks.formulas import BASE, ONE, WAYS
 from benchmarks.ranks.growth import Machine, predict_growth, simulate_attention
-from benchmarks.ranks.measuring import Ranks, measure_case, measure_machine, started
+from benchmarks.ranks.measuring import Ranks, measure_case, measure_machine, start_ranks
 from conformance.timing.measure.environment import environment
 from conformance.timing.measure.processes import processors
 from conformance.timing.results.result import now, save
@@ -37,7 +37,7 @@ def benchmark_ranks(quick: bool, lengths: Sequence[int], tokens: int, seed: int,
         "schema": {"name": NAME, "version": VERSION}, "written": now(),
         "environment": environment("cpu", 1), "settings": settings, "rows": [], "machine": {}, "growth": [],
     }  # fmt: skip
-    with started(counts) as ranks:
+    with start_ranks(counts) as ranks:
         for case in (one for length in lengths for one in both_ways(causal(length))):
             rows = measure_rows(ranks, case, counts, seed)
             result["rows"] += rows

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specification.checks.arguments import described, one_of, real_number, refuse
+from specification.checks.arguments import described, real_number, refuse
 from specification.configuration import Configuration
 from specification.dropout import StackDropout
 from specification.parameters import Decoder, Encoder, ImageEmbedding
 
 __all__ = ["bias_of_ranks", "heads_of_ranks", "model_over_ranks", "plain_numbers", "same_calls"]
-
-SCHEMES = ("ring", "heads")
 
 
 def same_calls(calls: Sequence[Mapping[str, Any]]) -> None:
@@ -52,11 +50,8 @@ def bias_of_ranks(shapes: Sequence[tuple[int, ...]], queries: Sequence[int], key
     return one_row
 
 
-def model_over_ranks(
-    parameters: Encoder | Decoder, scheme: str, configuration: Configuration, dropout: StackDropout
-) -> None:
+def model_over_ranks(parameters: Encoder | Decoder, configuration: Configuration, dropout: StackDropout) -> None:
     """Check that ranks can share the sequence of a model (DIST-7)."""
-    one_of("scheme", scheme, SCHEMES)
     if configuration.empty_rows != "zero":
         refuse("empty_rows", "be 'zero' over ranks", configuration.empty_rows)
     if isinstance(parameters.embedding, ImageEmbedding):

@@ -19,7 +19,7 @@ from specification import FeedForward, GatedFeedForward, Linear, MixtureOfExpert
 from tests.support import experts_on_ranks as support
 from tests.support.devices import Devices
 from tests.support.engine_cases import worst
-from tests.support.experts_on_ranks import Call, even
+from tests.support.experts_on_ranks import Call, split_evenly
 from tests.support.helpers import Finding, judge, truth_and_bounds
 from tests.support.ranks import Ranks, replaced
 from torch_impl import distributed_experts, experts
@@ -27,7 +27,7 @@ from torch_impl import distributed_experts, experts
 WIDTHS = {"E": 6, "F": 5, "out": 4}
 
 
-def drawn(
+def draw_mixture(
     tokens: int, experts: int, chosen: int, *, dtype: str = "float32", gated: bool = True, shared: bool = True,
     choice_bias: bool = False, pulled: float = 0.0, masked: bool = False, seed: int = 0, **options: Any,
 ) -> Case:  # fmt: skip
@@ -50,14 +50,14 @@ def drawn(
 
 GROUPED = {"groups": 4, "chosen_groups": 2, "scoring": "sigmoid", "scale": 2.5}
 CASES = {
-    "plain": drawn(12, 8, 2, gated=False, weighting="scores"),
-    "bfloat16": drawn(24, 8, 3, dtype="bfloat16", choice_bias=True, activation="clamped_swiglu"),
-    "float64": drawn(5, 8, 2, dtype="float64"),
-    "float16": drawn(12, 8, 2, dtype="float16", shared=False),
-    "groups": drawn(12, 64, 6, choice_bias=True, **GROUPED),
-    "one expert": drawn(12, 8, 1, pulled=9.0, weighting="scores"),
-    "capacity": drawn(24, 8, 2, pulled=1.0, masked=True, capacity=3),
-    "padding": drawn(16, 8, 8, masked=True, dtype="bfloat16"),
+    "plain": draw_mixture(12, 8, 2, gated=False, weighting="scores"),
+    "bfloat16": draw_mixture(24, 8, 3, dtype="bfloat16", choice_bias=True, activation="clamped_swiglu"),
+    "float64": draw_mixture(5, 8, 2, dtype="float64"),
+    "float16": draw_mixture(12, 8, 2, dtype="float16", shared=False),
+    "groups": draw_mixture(12, 64, 6, choice_bias=True, **GROUPED),
+    "one expert": draw_mixture(12, 8, 1, pulled=9.0, weighting="scores"),
+    "capacity": draw_mixture(24, 8, 2, pulled=1.0, masked=True, capacity=3),
+    "padding": draw_mixture(16, 8, 8, masked=True, dtype="bfloat16"),
 }
 """With 64 experts some have no token."""
 UNEVEN = (
@@ -69,9 +69,11 @@ UNEVEN = (
 """Tokens and experts of three ranks."""
 
 
-def on_ranks(name: str, ranks: int) -> Call:
+def spread_evenly(name: str, ranks: int) -> Call:
     case = CASES[name]
-    return Call(case, even(len(case.inputs["x"]), ranks), even(case.inputs["router.weight"].shape[1], ranks))
+    return Call(
+        case, split_evenly(len(case.inputs["x"]), ranks), split_evenly(case.inputs["router.weight"].shape[1], ranks)
+    )
 
 
 def compute(processes: Ranks, calls: list[Call]) -> list[list[dict[str, Any]]]:
@@ -105,7 +107,7 @@ def conforms(processes: Ranks, calls: list[Call]) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.rule("DIST-6")
 def test_mixture_of_the_whole(processes: Ranks, ranks: int) -> None:
-    conforms(processes, [on_ranks(name, ranks) for name in CASES])
+    conforms(processes, [spread_evenly(name, ranks) for name in CASES])
 
 
 @pytest.mark.parametrize("shares", UNEVEN, ids=str)
@@ -119,7 +121,7 @@ def test_any_number_of_tokens_and_experts(processes: Ranks, shares: Any) -> None
 @pytest.mark.rule("DIST-6")
 def test_more_of_it(processes: Ranks, ranks: int) -> None:
     cases = [
-        drawn(*sizes, dtype=dtype, gated=gated, masked=not gated, capacity=capacity, seed=seed)
+        draw_mixture(*sizes, dtype=dtype, gated=gated, masked=not gated, capacity=capacity, seed=seed)
         for seed, (sizes, dtype, gated, capacity) in enumerate(
             product([(0, 8, 2), (3, 16, 1), (40, 64, 8)], ("float32", "bfloat16", "float16"), (True, False), (None, 2))
         )
@@ -172,7 +174,7 @@ EVEN = [(name, ranks) for name, ranks in product(CASES, (1, 2, 4, 8)) if len(CAS
 )
 @pytest.mark.rule("DIST-6")
 def test_mixture_of_the_whole_in_jax(process: Devices, name: str, ranks: int) -> None:
-    finding = verdict(CASES[name], process.ask(support.compute_in_jax, on_ranks(name, ranks)))
+    finding = verdict(CASES[name], process.ask(support.compute_in_jax, spread_evenly(name, ranks)))
     assert finding.ratio <= 1, finding
 
 
@@ -180,13 +182,13 @@ def test_mixture_of_the_whole_in_jax(process: Devices, name: str, ranks: int) ->
 @pytest.mark.rule("DIST-6")
 def test_without_types_that_say_what_varies(process: Devices) -> None:
     for name in ("bfloat16", "groups"):
-        assert verdict(CASES[name], process.ask(support.compute_in_jax, on_ranks(name, 4), False)).ratio <= 1
+        assert verdict(CASES[name], process.ask(support.compute_in_jax, spread_evenly(name, 4), False)).ratio <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.rule("DIST-6")
 def test_pieces_of_matrices(process: Devices) -> None:
-    assert verdict(CASES["plain"], process.ask(support.compute_by_pieces, on_ranks("plain", 4))).ratio <= 1
+    assert verdict(CASES["plain"], process.ask(support.compute_by_pieces, spread_evenly("plain", 4))).ratio <= 1
 
 
 @pytest.mark.slow
@@ -194,7 +196,9 @@ def test_pieces_of_matrices(process: Devices) -> None:
 def test_special_values_in_jax(process: Devices) -> None:
     for name, number in product(("x", "experts.outer.weight"), (np.nan, np.inf)):
         case = special(name, number)
-        found, expected = (process.ask(support.compute_in_jax, Call(case, even(12, n), even(8, n))) for n in (4, 1))
+        found, expected = (
+            process.ask(support.compute_in_jax, Call(case, split_evenly(12, n), split_evenly(8, n))) for n in (4, 1)
+        )
         for result, array in expected.items():
             np.testing.assert_array_equal(np.isnan(found[result]), np.isnan(array))
 
@@ -217,7 +221,7 @@ def test_both_ports_have_the_same_function() -> None:
 @pytest.mark.rule("DIST-4")
 def test_bytes_are_those_of_the_formula(processes: Ranks, dtype: str) -> None:
     tokens, owned, chosen = (7, 0, 8), (3, 1, 4), 3
-    case = drawn(15, 8, chosen, dtype=dtype, shared=False)
+    case = draw_mixture(15, 8, chosen, dtype=dtype, shared=False)
     (of_ranks,) = compute(processes, [Call(case, tokens, owned)])
     x, router = (torch.tensor(case.inputs[name].astype(np.float32)) for name in ("x", "router.weight"))
     owners = np.repeat(np.arange(3), owned)[experts.route(x, Linear(router), chosen=chosen).indices.numpy()]
@@ -235,7 +239,7 @@ def test_bytes_are_those_of_the_formula(processes: Ranks, dtype: str) -> None:
 @pytest.mark.parametrize(("dtype", "n"), [("float32", 4), ("bfloat16", 2)])
 @pytest.mark.rule("DIST-4")
 def test_bytes_in_jax_are_those_of_the_formula(process: Devices, dtype: str, n: int) -> None:
-    call = Call(drawn(20, 8, 3, dtype=dtype), even(20, 4), even(8, 4))
+    call = Call(draw_mixture(20, 8, 3, dtype=dtype), split_evenly(20, 4), split_evenly(8, 4))
     E, _, out = WIDTHS.values()
     sent = process.ask(support.bytes_in_jax, call)
     assert sent == (3 * 5 * (E * n + 3 * (4 + 4) + out * 4), 3 * 5 * (E + 3 + out) * 4)
@@ -244,7 +248,7 @@ def test_bytes_in_jax_are_those_of_the_formula(process: Devices, dtype: str, n: 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def given(**changes: Any) -> dict[str, Any]:
+def make_arguments(**changes: Any) -> dict[str, Any]:
     """Arguments: tokens of width 6 and four of eight experts; or what stands in their place."""
     names = ("router", "experts", "choice_bias", "shared")
     parts = {"router": Linear(torch.ones(6, 8)), "experts": networks(4)}
@@ -289,7 +293,7 @@ LOCAL = {
 @pytest.mark.rule("DIST-5", "DIST-6")
 def test_what_is_wrong_on_one_rank_is_refused_by_all(processes: Ranks, name: str) -> None:
     changes, kind, message = LOCAL[name]
-    answers = processes.ask(support.call_in_torch, [given(), given(**changes)])
+    answers = processes.ask(support.call_in_torch, [make_arguments(), make_arguments(**changes)])
     assert [error for _, error in answers] == [(kind.__name__, message)] * 2
 
 
@@ -305,18 +309,18 @@ def lose_a_rank(arguments: dict[str, Any], group: Any) -> Any:
 @pytest.mark.rule("DIST-5", "DIST-6")
 def test_a_lost_rank_is_an_error_on_the_others() -> None:
     with Ranks(2, seconds=3) as ranks:
-        ranks.ask(support.call_in_torch, [given()] * 2)  # the processes have started
-        kinds = [error[0] for _, error in ranks.ask(lose_a_rank, [given()] * 2, patience=12)]
+        ranks.ask(support.call_in_torch, [make_arguments()] * 2)  # the processes have started
+        kinds = [error[0] for _, error in ranks.ask(lose_a_rank, [make_arguments()] * 2, patience=12)]
         assert kinds == ["RuntimeError", "TypeError"]
 
 
 @pytest.mark.rule("DIST-5", "DIST-6")
 def test_experts_that_do_not_add_up_in_jax(process: Devices) -> None:
     with pytest.raises(ValueError, match="experts must be 8 on all ranks together, for as many columns of"):
-        process.ask(support.compute_in_jax, replace(on_ranks("plain", 2), case=without_an_expert(CASES["plain"])))
+        process.ask(support.compute_in_jax, replace(spread_evenly("plain", 2), case=drop_experts(CASES["plain"])))
 
 
-def without_an_expert(case: Case) -> Case:
+def drop_experts(case: Case) -> Case:
     """The stack of the last six, of eight that the router knows."""
     inputs = {name: array[2:] if name.startswith("experts.") else array for name, array in case.inputs.items()}
     return replace(case, inputs=inputs)
@@ -353,7 +357,7 @@ JAX_FAULTS = {
 @pytest.mark.rule("DIST-6")
 def test_planted_fault_is_caught(processes: Ranks, name: str) -> None:
     of_case = "capacity" if name == "capacity of each rank" else "bfloat16"
-    clean = on_ranks(of_case, 4)
+    clean = spread_evenly(of_case, 4)
     conforms(processes, [clean])
     faulty = replace(clean, fault=FAULTS[name])
     (of_ranks,) = compute(processes, [faulty])
@@ -364,5 +368,5 @@ def test_planted_fault_is_caught(processes: Ranks, name: str) -> None:
 @pytest.mark.parametrize("name", JAX_FAULTS)
 @pytest.mark.rule("DIST-6")
 def test_planted_fault_is_caught_in_jax(process: Devices, name: str) -> None:
-    faulty = replace(on_ranks("bfloat16", 4), fault=JAX_FAULTS[name])
+    faulty = replace(spread_evenly("bfloat16", 4), fault=JAX_FAULTS[name])
     assert verdict(faulty.case, process.ask(support.compute_in_jax, faulty)).ratio > 1

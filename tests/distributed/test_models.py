@@ -99,15 +99,15 @@ def truth(name: str, dtype: str, length: int | None = None) -> tuple[dict[str, n
         output = getattr(functions, example.function)(parameters, *given.inputs, **options)
         return output, by_hand(functions, example._replace(tied=False), parameters, given.inputs, cotangent)
 
-    def named(found: Any) -> dict[str, np.ndarray]:
+    def name_arrays(found: Any) -> dict[str, np.ndarray]:
         output, gradients = found
         return {"output": output} | flatten({"parameters": gradients.parameters, "inputs": gradients.inputs})
 
     exact, bounds = carried_bound(run, parameters, dtype)
-    return named(exact), named(bounds)
+    return name_arrays(exact), name_arrays(bounds)
 
 
-def beyond(got: dict[str, np.ndarray], name: str, dtype: str, length: int | None = None) -> list[str]:
+def list_violations(got: dict[str, np.ndarray], name: str, dtype: str, length: int | None = None) -> list[str]:
     """Where a result is missing, or of another shape, or beyond its bound.
 
     Of 16 bits, every rank rounds its part of a parameter's gradient before the sum: together at most one rounding of
@@ -147,7 +147,10 @@ def name_joined_heads(call: ModelCall, got: dict[str, np.ndarray]) -> dict[str, 
 @pytest.mark.parametrize("name", DAILY)
 @pytest.mark.rule("DIST-7")
 def test_the_whole_model(processes: Ranks, name: str) -> None:
-    assert beyond(compute(processes, model_call(example_of(name), "float32", *DAILY[name])), name, "float32") == []
+    assert (
+        list_violations(compute(processes, model_call(example_of(name), "float32", *DAILY[name])), name, "float32")
+        == []
+    )
 
 
 @pytest.mark.slow
@@ -158,7 +161,7 @@ def test_every_option_in_every_way(processes: Ranks, name: str, dtype: str) -> N
     example = example_of(name)
     for ranks, layout, scheme in WAYS:
         got = compute(processes, model_call(example, dtype, ranks, layout, scheme))
-        assert beyond(got, name, dtype) == [], (ranks, layout, scheme)
+        assert list_violations(got, name, dtype) == [], (ranks, layout, scheme)
 
 
 UNEVEN = {
@@ -173,7 +176,7 @@ UNEVEN = {
 @pytest.mark.rule("DIST-3", "DIST-7")
 def test_ranks_without_positions(processes: Ranks, name: str) -> None:
     call = model_call(example_of(name), "float32", 3, "contiguous", "ring", lengths=UNEVEN[name])
-    assert beyond(compute(processes, call), name, "float32") == []
+    assert list_violations(compute(processes, call), name, "float32") == []
 
 
 SHOWN_BY = {
@@ -200,13 +203,13 @@ REFUSED_FAULTS = {
 def test_planted_faults(processes: Ranks, fault: str) -> None:
     name = SHOWN_BY[fault]
     call = model_call(example_of(name), "float32", 3, "contiguous", "ring")
-    assert beyond(compute(processes, call), name, "float32") == []
+    assert list_violations(compute(processes, call), name, "float32") == []
     wrong = call._replace(fault=fault)
     if fault in REFUSED_FAULTS:
         with pytest.raises(AssertionError, match=REFUSED_FAULTS[fault]):
             compute(processes, wrong)
     else:
-        assert beyond(compute(processes, wrong), name, "float32") != []
+        assert list_violations(compute(processes, wrong), name, "float32") != []
 
 
 # --- what all ranks refuse --------------------------------------------------------------------------------------------
@@ -289,7 +292,7 @@ def test_dropout_of_attention_weights_is_refused() -> None:
     example = EXAMPLES["dropout, encoder"]()
     configuration = replace(example.configuration, empty_rows="zero")
     with pytest.raises(ValueError, match="dropout must leave the weights of attention over ranks, got some for attent"):
-        checks.model_over_ranks(example.parameters, "ring", configuration, example.options["dropout"])
+        checks.model_over_ranks(example.parameters, configuration, example.options["dropout"])
 
 
 @pytest.mark.rule("DIST-7")
@@ -324,4 +327,4 @@ ON_DEVICES = {
 def test_the_whole_model_on_devices(process: Devices, name: str) -> None:
     call = model_call(example_of(name, LENGTH), "float32", *ON_DEVICES[name])
     got = name_joined_heads(call, process.ask(compute_on_devices, call))
-    assert beyond(got, name, "float32", LENGTH) == []
+    assert list_violations(got, name, "float32", LENGTH) == []

@@ -252,7 +252,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_lost_rank_ends_the_others() -> None:
-    with measuring.started((2,)) as ranks:
+    with measuring.start_ranks((2,)) as ranks:
         assert min(ranks.ask(2, "send", 10)) > 0
         ranks.workers[1].process.kill()
         with pytest.raises(Failed, match=r"its process ended with code|Connection"):

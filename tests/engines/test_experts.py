@@ -131,7 +131,7 @@ def routed(gated: bool, route: str) -> tuple[Any, torch.Tensor, torch.Tensor, to
     return networks, tokens[:count].detach().requires_grad_(), weights[:count].detach().requires_grad_(), places[:count]
 
 
-def in_jax(given: Any) -> Any:
+def convert_to_jax(given: Any) -> Any:
     """The arrays of PyTorch in a structure as those of JAX."""
     return jax.tree.map(lambda array: jnp.asarray(array.detach().numpy()), given)
 
@@ -153,7 +153,7 @@ def agrees_in_jax(module: Any, gated: bool, routes: tuple[str, ...] = ROUTES) ->
     """Whether JAX has the results of every expert on every token for each of the routes."""
     for route in routes:
         given = routed(gated, route)
-        results_in_jax = jax_results(module, *in_jax(given))
+        results_in_jax = jax_results(module, *convert_to_jax(given))
         pairs = zip(results_in_jax, results(experts, "masked_sum", given), strict=True)
         if not all(np.array_equal(one, other.detach()) for one, other in pairs):
             return False
@@ -184,8 +184,8 @@ def test_blocks_and_pieces_have_the_same_results(gated: bool, route: str) -> Non
 @pytest.mark.rule("MOE-4")
 def test_mixtures_side_by_side_have_the_same_results() -> None:
     """Under `jax.vmap` a loop runs as long as the mixture with the most blocks needs it."""
-    networks, tokens, weights, _ = in_jax(routed(True, ROUTES[0]))
-    places = jnp.stack([in_jax(routed(True, route)[-1]) for route in ROUTES[:4]])
+    networks, tokens, weights, _ = convert_to_jax(routed(True, ROUTES[0]))
+    places = jnp.stack([convert_to_jax(routed(True, route)[-1]) for route in ROUTES[:4]])
     together = jax.vmap(lambda one: jax_results(small_pieces(), networks, tokens, weights, one))(places)
     for number, one in enumerate(places):
         alone = jax_results(small_pieces(), networks, tokens, weights, one)

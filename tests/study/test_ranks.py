@@ -93,7 +93,7 @@ def test_work_by_hand() -> None:
 # --- the definition ---------------------------------------------------------------------------------------------------
 
 
-def on_ranks(case: Case, name: str, layout: str) -> dict[str, np.ndarray]:
+def join_ranks(case: Case, name: str, layout: str) -> dict[str, np.ndarray]:
     """A function's rows of all ranks, joined; and the gradients of the ring."""
     arrays = [case.inputs[one] for one in ("query", "key", "value")]
     rings = [ranks_definition.Ring(case.options["mask"], rank, 3, layout) for rank in range(3)]
@@ -117,7 +117,7 @@ def error(mask: Any, name: str, layout: str) -> Finding:
     case = merged_case(call)
     if name != "ring_attention":
         case = replace(case, cotangents={})
-    return worst(judge(case, on_ranks(case, name, layout), *truth_and_bounds(case)))
+    return worst(judge(case, join_ranks(case, name, layout), *truth_and_bounds(case)))
 
 
 @pytest.mark.parametrize("name", ["ring_attention", "head_parallel_attention"])

@@ -16,7 +16,7 @@ from conformance.cases.arguments import arguments, gradient_name, named_gradient
 from conformance.cases.case import Case
 
 
-def even(count: int, ranks: int) -> tuple[int, ...]:
+def split_evenly(count: int, ranks: int) -> tuple[int, ...]:
     """As many on each rank, and one more on the first ones."""
     return tuple(count // ranks + (rank < count % ranks) for rank in range(ranks))
 

@@ -393,11 +393,12 @@ def invert_ramp(at_last_pair: bool) -> StepChange:
 def round_frequencies(dtype: str) -> StepChange:
     """Frequencies are rounded to 16 bits, as those of a module that was made one of 16 bits."""
 
-    def narrow(rotary: Rotary, width: int, plain: np.ndarray) -> np.ndarray:
-        scaled = np.array(exact_frequencies(width, rotary.base, rotary.scaling, None), float)
-        return scaled.astype(numpy_dtype(dtype)).astype(float)
+    return set_frequencies(lambda rotary, width, plain: narrow_frequencies(rotary, width, dtype))
 
-    return set_frequencies(narrow)
+
+def narrow_frequencies(rotary: Rotary, width: int, dtype: str) -> np.ndarray:
+    scaled = np.array(exact_frequencies(width, rotary.base, rotary.scaling, None), float)
+    return scaled.astype(numpy_dtype(dtype)).astype(float)
 
 
 def round_angles(dtype: str) -> StepChange:
@@ -408,10 +409,8 @@ def round_angles(dtype: str) -> StepChange:
         rotary, rotation = step.arguments[LAYER].rotary, step.arguments[ROTATION]
         if rotation is None:
             return step
-        width = rotary.width or head_width(step)
-        scaled = np.array(exact_frequencies(width, rotary.base, rotary.scaling, None), float)
+        frequencies = narrow_frequencies(rotary, rotary.width or head_width(step), dtype)
         positions, narrow = np.arange(rotation.sine.shape[-2])[:, None], numpy_dtype(dtype)
-        frequencies = scaled.astype(narrow).astype(float)
         angles = (positions.astype(narrow).astype(float) * frequencies).astype(narrow).astype(float)
         factor = attention_factor(rotary.scaling)
         return step.argument(ROTATION, Rotation(factor * np.sin(angles)[None], factor * np.cos(angles)[None]))
