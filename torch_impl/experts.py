@@ -196,7 +196,8 @@ def expert_network(
 class Groups(NamedTuple):
     """Where the rows of each expert stand among rows that are sorted by expert."""
 
-    experts: int
+    ends: list[int]
+    """One after the last row of each expert."""
     spans: list[tuple[int, int, int]]
     """An expert that has rows, its first row, and the one after its last."""
 
@@ -205,8 +206,19 @@ def find_groups(counts: np.ndarray) -> Groups:
     """The groups of experts that have so many rows each."""
     ends = np.cumsum(counts)
     some = np.flatnonzero(counts)
-    return Groups(
-        len(counts), list(zip(some.tolist(), (ends - counts)[some].tolist(), ends[some].tolist(), strict=True))
+    spans = zip(some.tolist(), (ends - counts)[some].tolist(), ends[some].tolist(), strict=True)
+    return Groups(ends.tolist(), [*spans])
+
+
+def fits_grouped_mm(rows: torch.Tensor, stack: torch.Tensor) -> bool:
+    """Whether `torch.nn.functional.grouped_mm` takes them: in float32 on a CPU, with strides of whole 16 bytes."""
+    strides = (*rows.stride(), *stack.stride())
+    return (
+        rows.device.type == stack.device.type == "cpu"
+        and rows.dtype == stack.dtype == torch.float32
+        and rows.stride(1) == 1
+        and 1 in stack.stride()[1:]
+        and all(stride == 1 or stride % 4 == 0 for stride in strides)
     )
 
 
@@ -224,6 +236,8 @@ class GroupedProduct(Grouped):
 
     @staticmethod
     def forward(rows: torch.Tensor, stack: torch.Tensor, groups: Groups) -> Any:
+        if fits_grouped_mm(rows, stack):
+            return torch.nn.functional.grouped_mm(rows, stack, offs=torch.tensor(groups.ends, dtype=torch.int32))
         with torch.autocast(rows.device.type, enabled=False):
             parts = [rows[start:end] @ stack[e].to(rows.dtype) for e, start, end in groups.spans]
         return parts[0] if len(parts) == 1 else torch.cat([rows.new_empty((0, stack.shape[-1])), *parts])
@@ -240,7 +254,7 @@ class GroupedOuter(Grouped):
 
     @staticmethod
     def forward(left: torch.Tensor, right: torch.Tensor, groups: Groups) -> Any:
-        stack = left.new_zeros((groups.experts, left.shape[-1], right.shape[-1]))
+        stack = left.new_zeros((len(groups.ends), left.shape[-1], right.shape[-1]))
         for e, start, end in groups.spans:
             stack[e] = product(left[start:end].mT, right[start:end])
         return stack

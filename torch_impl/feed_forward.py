@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from specification import FeedForward, GatedFeedForward, checks
 from torch_impl.attention_steps import dropout_factor
 from torch_impl.dtypes import Context, GradientByHand, widen
+from torch_impl.masks import readable
 from torch_impl.multi_head_attention import linear
 
 __all__ = ["feed_forward", "gated_feed_forward", "silu"]
@@ -55,16 +56,26 @@ def finite_size(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
     return torch.where(torch.isinf(size), torch.finfo(x.dtype).max, size)
 
 
+NEAR = -80.0
+"""exp(-x) does not overflow in float32 from here on."""
+
+
 def silu_steps(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
     """x * sigmoid(x) = max(x, 0) - |x| * sigmoid(-|x|), in the dtype of x."""
     return Silu.apply(x)
 
 
 class Silu(GradientByHand):
-    """The same, in few arrays: what stands between two products should stay in a cache."""
+    """The same, in few arrays: what stands between two products should stay in a cache.
+
+    PyTorch's own x / (1 + exp(-x)) takes an eighth of the time, and is 0 where exp(-x) overflows.
+    """
 
     @staticmethod
     def forward(x: torch.Tensor) -> Any:
+        lowest = readable(torch.amin(x)) if x.device.type == "cpu" and x.numel() > 0 else None
+        if lowest is not None and lowest > NEAR:
+            return torch.nn.functional.silu(x)
         size = torch.clamp(torch.abs(x), max=torch.finfo(x.dtype).max)
         root = (-0.5 * size).exp_()
         size.mul_(root).mul_(root).div_((root * root).add_(1))

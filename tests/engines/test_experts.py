@@ -163,7 +163,7 @@ def agrees_in_jax(module: Any, gated: bool, routes: tuple[str, ...] = ROUTES) ->
 @cache
 def small_pieces() -> Any:
     """The module with pieces of 2 rows: one of a matrix with 5 rows is left. JAX compiles it once."""
-    return edited("jax_impl.experts", "PIECE = 2**18", "PIECE = 10")
+    return edited("jax_impl.experts", "PIECE = 2**22", "PIECE = 10")
 
 
 @pytest.mark.rule("MOE-4")
