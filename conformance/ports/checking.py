@@ -27,7 +27,7 @@ from conformance.ports.cases import (
 )
 from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
 from conformance.ports.configs import derive_entries, list_configs
-from conformance.ports.diagnosis import PortCause, explain_empty_rows, find_causes, shorten
+from conformance.ports.diagnosis import PortCause, explain_empty_rows, find_causes, is_output_other, shorten
 from conformance.ports.folder import read_folder, shrink_config
 from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
 from conformance.ports.observation import TWICE, Observation
@@ -399,7 +399,8 @@ class PortCheck:
         for case in list_isolated(shown.case.checkpoint, shown.case):
             (one,) = self.ask([case])
             if one.has_numbers and self.is_random(one):
-                return shorten(case.sublayer or "embedding or norm", case)
+                around = "output" if is_output_other(one) else "embedding or norm"
+                return shorten(case.sublayer or around, case)
         return ""
 
     def refuse(self, reply: Reply, request: Request) -> None:

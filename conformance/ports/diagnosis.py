@@ -710,7 +710,8 @@ def find_around_norm(case: ModelCase, norm: str, ask: Ask) -> str:
     layer is given; none of that explains those of a wrong one. What a norm gives has the direction of its input.
     """
     plus_one = case.checkpoint.configuration.norm.endswith("_plus_one")
-    weight, bias, output = f"{norm}.weight", f"{norm}.bias", flatten(case.checkpoint.parameters).get("output.weight")
+    weight, bias, parameters = f"{norm}.weight", f"{norm}.bias", flatten(case.checkpoint.parameters)
+    output = parameters.get("output.weight")
     plain, silent = (
         replace(case, checkpoint=case.checkpoint.change({weight: number - plus_one, bias: 0.0})) for number in (1, 0)
     )
@@ -719,20 +720,29 @@ def find_around_norm(case: ModelCase, norm: str, ask: Ask) -> str:
         return "embedding, norm or output" if output is not None else "embedding or norm"
     got, due = (plain.select(np.asarray(array).astype(float)) for array in (answer.answer.result, plain.exact))
     if output is not None:
-        cap = plain.checkpoint.configuration.output_softcap
-        if cap is not None:
+        if plain.checkpoint.configuration.output_softcap is not None:
             return "embedding, norm or output"
-        inverse = np.linalg.pinv(output)
-        growth = max(1.0, float(np.max(np.abs(got))) / max(float(np.max(np.abs(due))), TINY))
-        allowed = TWICE * growth * np.sqrt(got.shape[-1]) * np.max(plain.select(plain.bound))
-        if np.max(np.abs(got - got @ inverse @ output)) > allowed:
+        if is_output_other(answer):
             return "output"
-        got, due = got @ inverse, due @ inverse
+        got, due = ((array - parameters.get("output.bias", 0)) @ np.linalg.pinv(output) for array in (got, due))
     if cut.failed or not answer.failed:
         return "norm"
     lengths = np.linalg.norm(got, axis=-1), np.linalg.norm(due, axis=-1)
     cosines = np.sum(got * due, axis=-1) / np.maximum(lengths[0] * lengths[1], TINY)
     return "embedding" if np.min(cosines) < PARALLEL else "embedding or norm"
+
+
+def is_output_other(one: Observation) -> bool:
+    """Whether logits are none that the output layer makes of anything, as far as there are more of them than E."""
+    parameters = flatten(one.case.checkpoint.parameters)
+    output, bias = parameters.get("output.weight"), parameters.get("output.bias", 0)
+    if output is None or one.case.checkpoint.configuration.output_softcap is not None:
+        return False
+    got, due = (one.case.select(np.asarray(array).astype(float)) for array in (one.answer.result, one.case.exact))
+    growth = max(1.0, float(np.max(np.abs(got))) / max(float(np.max(np.abs(due))), TINY))
+    allowed = TWICE * growth * np.sqrt(got.shape[-1]) * np.max(one.case.select(one.case.bound))
+    got = got - bias
+    return bool(np.max(np.abs(got - got @ np.linalg.pinv(output) @ output)) > allowed)
 
 
 def is_norm(name: str) -> bool:

@@ -1,35 +1,33 @@
-"""Gradients of a port: of every entry of its checkpoint, held to the bound that is carried through the model."""
+"""Gradients of a port: of every entry of its checkpoint, held to the noise of the definition's (`noisy_arrays.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+import reference_numpy
 from conformance.checks.comparison import compare
 from conformance.checks.findings import Finding
-from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import replace_nan
 from conformance.oracle.reference import Exact
 from conformance.ports.cases import ModelCase, round_array
 from conformance.ports.diagnosis import name_sublayer, shorten
+from conformance.ports.noisy_arrays import bound_noise
 from conformance.ports.subject import Answer
 from conformance.subjects.wrong_answers import Detail, DtypeOrShape, Missing
+from specification.calls import Functions, model_calls
 from specification.checkpoints import flatten
-from specification.masks import KeyPadding
-from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, Transformer
+from specification.parameters import MultiHeadAttention
 
-FUNCTIONS = {
-    Encoder: "encoder_vjp",
-    Decoder: "decoder_vjp",
-    LanguageModel: "language_model_vjp",
-    Transformer: "transformer_vjp",
-    Classifier: "classifier_vjp",
-}
-"""The definition's functions for gradients, by the structure of the parameters."""
+NAMES = ("encoder", "decoder", "language_model", "transformer", "classifier")
+FUNCTIONS = model_calls(
+    Functions(*(getattr(reference_numpy, f"{name}_vjp") for name in NAMES), attend=dict, multi_head_attention=dict)
+)
+del FUNCTIONS[MultiHeadAttention]
+"""The definition's gradients, by the structure of the parameters: called as the model, with `cotangent` by keyword."""
 
 
 def make_gradient_case(case: ModelCase, generator: np.random.Generator) -> ModelCase:
@@ -69,23 +67,16 @@ def compare_gradients(case: ModelCase, answer: Answer) -> tuple[list[Finding], G
 
 def bound_gradients(case: ModelCase) -> tuple[Any, Any]:
     """Return the exact gradients of the definition's parameters, and their bounds."""
-    parameters, configuration = case.checkpoint.parameters, case.checkpoint.configuration
-    cotangent = np.asarray(case.call.cotangent, np.float64)
-    options = convert_options(case)
+    function = FUNCTIONS[type(case.checkpoint.parameters)]
+    options = {**case.call.options, "configuration": case.checkpoint.configuration}
 
-    def run(functions: SimpleNamespace) -> Any:
-        function = getattr(functions, FUNCTIONS[type(parameters)])
-        found = function(parameters, *case.computation.inputs, cotangent, configuration=configuration, **options)
+    def run(arrays: tuple[Any, ...]) -> Any:
+        parameters, inputs, cotangent = arrays
+        found = function(parameters, *inputs, cotangent=cotangent, **options)
         return found if isinstance(found, type(parameters)) else found.parameters
 
-    return carried_bound(run, parameters, case.dtype)
-
-
-def convert_options(case: ModelCase) -> dict[str, Any]:
-    """Return the options with masks in the place of padding, as the functions for gradients take them."""
-    options = dict(case.call.options)
-    keep = options.pop("key_padding", None)
-    return options if keep is None else options | {"mask": KeyPadding(keep)}
+    cotangent = np.asarray(case.call.cotangent, np.float64)
+    return bound_noise(run, (case.checkpoint.parameters, case.computation.inputs, cotangent), case.dtype)
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

@@ -258,16 +258,20 @@ class Noise:
         output = self.round(normalized * weight)
         return output if bias is None else self.round(output + bias)
 
-    def rotary_table(
+    def rotary_table(self, positions: np.ndarray, *rest: Any) -> tuple[Any, Any]:
+        sine, cosine = rotary_table(positions, *rest)
+        by_run = self.move_rotary_table(positions, *rest)
+        return self.share(sine, by_run[0]), self.share(cosine, by_run[1])
+
+    def move_rotary_table(
         self, positions: np.ndarray, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
-    ) -> tuple[Any, Any]:
-        sine, cosine = rotary_table(positions, width, base, scaling, length, dtype)
+    ) -> list[Any]:
+        """Return the sine and the cosine of each run."""
         exactly = np.array([float(one) for one in exact_frequencies(width, float(base), scaling, length)])
         frequencies = self.relative(np.broadcast_to(exactly, (self.runs, 1, 1, len(exactly))), POW + SCALING)
         angles = self.relative(positions[..., None, :, None] * frequencies)
         factor = attention_factor(scaling)
-        moved = [self.round(factor * self.move(f(angles), TANH * self.p.inner)) for f in (np.sin, np.cos)]
-        return self.share(sine, moved[0]), self.share(cosine, moved[1])
+        return [self.round(factor * self.move(f(angles), TANH * self.p.inner)) for f in (np.sin, np.cos)]
 
     def rotate(self, x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
         sine, cosine = self.each_run(sine, x), self.each_run(cosine, x)
@@ -320,11 +324,14 @@ class Noise:
         factor = self.round(np.full((self.runs, 1, 1), np.sqrt(table.shape[1])))
         return self.round(rows * np.repeat(factor, len(rows) // self.runs, axis=0))
 
-    def sinusoidal_positions(self, length: int, width: int, *, offset: Any = 0, **options: Any) -> Any:
+    def sinusoidal_positions(self, length: int, width: int, **options: Any) -> Any:
+        return self.share(sinusoidal_positions(length, width, **options), self.move_positions(length, width, **options))
+
+    def move_positions(self, length: int, width: int, *, offset: Any = 0, **options: Any) -> Any:
+        """Return the positions of each run."""
         exactly = sinusoidal_positions(length, width, offset=offset, **options)
         error = self.p.inner * (TANH + (POW + 1) * np.abs(np.arange(length)[:, None] + offset))
-        by_run = self.round(self.move(np.broadcast_to(exactly, (self.runs, *exactly.shape)), error))
-        return self.share(exactly, by_run)
+        return self.round(self.move(np.broadcast_to(exactly, (self.runs, *exactly.shape)), error))
 
     def shrink(self, x: np.ndarray) -> Any:
         return self.round(self.relative(x / math.sqrt(x.shape[-1])))

@@ -134,6 +134,20 @@ def detach_head(config: dict[str, Any], entries: dict[str, Any]) -> Any:
     return gpt2_function(config, entries | {"lm_head.weight": head})
 
 
+def grow_gradient(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+    name = "transformer.h.1.mlp.c_fc.weight"
+    inner = entries[name].view_as(entries[name])
+    if inner.requires_grad:
+        inner.register_hook(lambda gradient: 1.0001 * gradient)
+    return gpt2_function(config, entries | {name: inner})
+
+
+def test_a_gradient_that_is_a_ten_thousandth_too_large_is_wrong() -> None:
+    (violation,) = judge(grow_gradient, "gpt2", arrays="torch", gradients=True).violations
+    assert (violation.rule, violation.step, violation.diagnosis) == ("ATT-12", "blocks.1.feed_forward", ())
+    assert violation.message.startswith("1 of ")
+
+
 @pytest.mark.parametrize(
     ("build", "step", "diagnosis", "words"),
     [

@@ -15,8 +15,10 @@ from conformance.ports.cases import Calls, ModelCase
 from conformance.ports.checkpoints import draw_checkpoint
 from conformance.ports.computation import Computation
 from conformance.ports.configs import list_configs
+from conformance.ports.gradients import FUNCTIONS, bound_gradients, make_gradient_case
 from conformance.ports.noise import FAILURE, RUNS, noise_bound, quantile
 from reference_numpy.models import MODELS
+from specification.checkpoints import flatten
 from specification.dialects import DIALECTS
 from specification.parameters import mapped
 
@@ -55,6 +57,38 @@ def test_the_definition_in_float32_keeps_the_bound(dialect: str) -> None:
 def test_the_definition_in_16_bits_keeps_the_bound(dialect: str, dtype: str) -> None:
     case = make_case(dialect, dtype=dtype)
     assert worst_ratio(case, compute_narrow(case, dtype)) < 0.9
+
+
+def worst_gradient(case: ModelCase, dtype: str, factor: float = 1.0) -> float:
+    """The largest error of the definition's gradients, computed in that dtype and times the factor, in bounds."""
+    from conformance.cases.case import numpy_dtype
+
+    case = make_gradient_case(case, np.random.default_rng(2))
+    exact, bounds = bound_gradients(case)
+    kind = numpy_dtype(dtype)
+    parameters = mapped(lambda array: array.astype(kind), case.checkpoint.parameters)
+    inputs = [array.astype(kind) if array.dtype.kind == "f" else array for array in case.call.inputs]
+    options = {**case.call.options, "configuration": case.checkpoint.configuration}
+    function, cotangent = FUNCTIONS[type(parameters)], np.asarray(case.call.cotangent, kind)
+    found = function(parameters, *inputs, cotangent=cotangent, **options)
+    found = found if isinstance(found, type(parameters)) else found.parameters
+    ratios = mapped(
+        lambda got, due, bound: np.max(np.abs(factor * got.astype(float) - due) / bound), found, exact, bounds
+    )
+    return float(max(flatten(ratios).values()))
+
+
+@pytest.mark.parametrize("dialect", [name for name in DIALECTS if type(make_case(name).checkpoint.places) in FUNCTIONS])
+def test_gradients_of_the_definition_in_float32_keep_their_bound(dialect: str) -> None:
+    case = make_case(dialect)
+    assert 0.005 < worst_gradient(case, "float32") < 0.6
+    assert worst_gradient(case, "float32", 1.0003) > 10
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dialect", ["bert", "gpt2", "llama"])
+def test_gradients_of_the_definition_in_16_bits_keep_their_bound(dialect: str, dtype: str) -> None:
+    assert worst_gradient(make_case(dialect, dtype=dtype), dtype) < 0.9
 
 
 @pytest.mark.parametrize("dialect", ["bert", "llama"])

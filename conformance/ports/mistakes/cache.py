@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from conformance.ports.computation import Computation, Step
-from conformance.ports.mistakes.attention import MASK, ROTATION, attend_otherwise, complete
+from conformance.ports.mistakes.attention import LAYER, MASK, ROTATION, attend_otherwise, complete, widen_window
 from conformance.ports.mistakes.masks import map_masks
 from conformance.ports.mistakes.mistake import ModelMistake
 from reference_numpy.attention_steps import softmax
@@ -80,8 +80,12 @@ VisibleKeys = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndar
 to the keys that each token sees [T, T]."""
 
 
-def mask_parts(see: VisibleKeys) -> Callable[[Computation], Computation]:
-    """The causal mask of a part with a cache before it is another."""
+def mask_parts(see: VisibleKeys, is_in_windows: bool = False) -> Callable[[Computation], Computation]:
+    """The causal mask of a part with a cache before it is another.
+
+    is_in_windows: whether a window bounds what it sees on the left alone, so that the same mask ends it on the right.
+    A token that then sees nothing sees all keys that are there alike, as with a large number in place of -inf.
+    """
 
     def change(computation: Computation) -> Computation:
         lengths = np.array(computation.chunks, int)
@@ -93,11 +97,22 @@ def mask_parts(see: VisibleKeys) -> Callable[[Computation], Computation]:
         def rewrite(step: Step) -> Step:
             if step.kind != "attend" or not len(ends):
                 return step
-            return step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: seen))
+            step = complete(step).argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: seen))
+            if not is_in_windows or step.arguments[LAYER].window is None:
+                return step
+            return attend_otherwise(partial(weigh_or_spread, np.broadcast_to(key < ends, seen.array.shape)))(
+                widen_window(0, len(ends))(step)
+            )
 
         return computation.rewrite(rewrite)
 
     return change
+
+
+def weigh_or_spread(there: np.ndarray, scores: np.ndarray, allowed: np.ndarray) -> Any:
+    """The softmax, and equal weights of the keys that are there where none is allowed."""
+    is_empty = ~allowed.any(axis=-1, keepdims=True)
+    return softmax(np.where(is_empty, 0, scores), np.where(is_empty, there, allowed))[0]
 
 
 def see_from_first(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -106,6 +121,10 @@ def see_from_first(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: n
 
 def see_padded(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     return (key <= token - start) | (key >= end - start)
+
+
+def see_earlier(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    return key < token
 
 
 def see_whole_part(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -172,25 +191,19 @@ MISTAKES = (
     ModelMistake(
         "cache.last-part", "GEN-1", "the cache holds the keys and values of the last part alone", keep_last_part
     ),
-    ModelMistake(
-        "cache.mask-from-first",
-        "GEN-1",
-        "with a cache, the causal mask begins at the first key, in place of the part's",
-        mask_parts(see_from_first),
-    ),
-    ModelMistake(
-        "cache.mask-padded-behind",
-        "GEN-1",
-        "with a cache, the part's causal mask stands at the first keys, and all keys after it are visible",
-        mask_parts(see_padded),
-    ),
-    ModelMistake(
-        "cache.causal-strict",
-        "GEN-1",
-        "with a cache, a token does not see itself",
-        mask_parts(lambda token, key, start, end: key < token),
-    ),
-    ModelMistake(
-        "cache.not-causal", "GEN-1", "with a cache, later tokens of a part are visible", mask_parts(see_whole_part)
+    *(
+        ModelMistake(f"cache.{name}", "GEN-1", f"with a cache, {says}", mask_parts(see, is_in_windows))
+        for is_in_windows in (False, True)
+        for name, says, see in (
+            ("mask-from-first", "the causal mask begins at the first key, in place of the part's", see_from_first),
+            (
+                "mask-padded-behind",
+                "the part's causal mask stands at the first keys, and all keys after it are visible",
+                see_padded,
+            ),
+            ("causal-strict", "a token does not see itself", see_earlier),
+            ("not-causal", "later tokens of a part are visible", see_whole_part),
+        )
     ),
 )
+"""Those of causal masks stand twice: a port may leave them out where a layer has a window, or bound both by one."""
