@@ -24,7 +24,9 @@ from specification.parameters import MultiHeadAttention
 
 NAMES = ("encoder", "decoder", "language_model", "transformer", "classifier")
 FUNCTIONS = model_calls(
-    Functions(*(getattr(reference_numpy, f"{name}_vjp") for name in NAMES), attend=dict, multi_head_attention=dict)
+    Functions(
+        **{name: getattr(reference_numpy, f"{name}_vjp") for name in NAMES}, attend=dict, multi_head_attention=dict
+    )
 )
 del FUNCTIONS[MultiHeadAttention]
 """The definition's gradients, by the structure of the parameters: called as the model, with `cotangent` by keyword."""
