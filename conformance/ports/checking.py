@@ -117,8 +117,9 @@ def list_small_configs(
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"set: no config of {dialect} has the entry {key}{hint}")
-    changes = derive_entries(settings) | dict(settings)
-    configs = [settle_nulls(dialect, config | changes, settings) for config in small]
+    derived = derive_entries(settings)
+    whole = [config | {key: value for key, value in derived.items() if key in config} for config in small]
+    configs = [settle_nulls(dialect, config | dict(settings), settings) for config in whole]
     if settings:
         misfits = [explain_misfit(dialect, config) for config in configs]
         if all(misfits):

@@ -225,9 +225,12 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
 
 
 def derive_entries(settings: Mapping[str, Any]) -> Config:
-    """Return what the library makes of entries that are set, where a config.json has that too: T5's `is_gated_act`."""
+    """Return what transformers makes of entries that are set, which a config.json may have too: T5's feed-forward."""
     kind = settings.get("feed_forward_proj")
-    return {"is_gated_act": kind.startswith("gated-")} if isinstance(kind, str) else {}
+    if not isinstance(kind, str):
+        return {}
+    function = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
+    return {"is_gated_act": kind.startswith("gated-"), "dense_act_fn": function}
 
 
 def list_configs(dialect: str) -> list[Config]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -390,28 +391,24 @@ def invert_ramp(at_last_pair: bool) -> StepChange:
     return set_frequencies(invert)
 
 
-def round_frequencies(dtype: str) -> StepChange:
-    """Frequencies are rounded to 16 bits, as those of a module that was made one of 16 bits."""
+def round_angles(dtype: str, is_product: bool = True) -> StepChange:
+    """Frequencies are rounded to 16 bits, as in a module that was made one of 16 bits.
 
-    return set_frequencies(lambda rotary, width, plain: narrow_frequencies(rotary, width, dtype))
-
-
-def narrow_frequencies(rotary: Rotary, width: int, dtype: str) -> np.ndarray:
-    scaled = np.array(exact_frequencies(width, rotary.base, rotary.scaling, None), float)
-    return scaled.astype(numpy_dtype(dtype)).astype(float)
-
-
-def round_angles(dtype: str) -> StepChange:
-    """Frequencies, and their products with positions, are rounded to 16 bits."""
+    is_product: whether their products with positions are, too.
+    """
 
     def change(step: Step) -> Step:
         step = complete(step)
         rotary, rotation = step.arguments[LAYER].rotary, step.arguments[ROTATION]
         if rotation is None:
             return step
-        frequencies = narrow_frequencies(rotary, rotary.width or head_width(step), dtype)
-        positions, narrow = np.arange(rotation.sine.shape[-2])[:, None], numpy_dtype(dtype)
-        angles = (positions.astype(narrow).astype(float) * frequencies).astype(narrow).astype(float)
+        length, narrow = rotation.sine.shape[-2], numpy_dtype(dtype)
+        exactly = exact_frequencies(rotary.width or head_width(step), rotary.base, rotary.scaling, length)
+        frequencies = np.array(exactly, float).astype(narrow).astype(float)
+        angles = np.arange(length)[:, None] * frequencies
+        if is_product:
+            positions = np.arange(length).astype(narrow).astype(float)[:, None]
+            angles = (positions * frequencies).astype(narrow).astype(float)
         factor = attention_factor(rotary.scaling)
         return step.argument(ROTATION, Rotation(factor * np.sin(angles)[None], factor * np.cos(angles)[None]))
 
@@ -701,7 +698,7 @@ MISTAKES = (
         entry(f"rotary-{name}-{dtype}", f"{says} are rounded to {dtype}", change(dtype), "POS-3")
         for name, says, change in (
             ("in", "sine and cosine", round_rotation),
-            ("frequencies-in", "rotary frequencies", round_frequencies),
+            ("frequencies-in", "rotary frequencies", partial(round_angles, is_product=False)),
             ("angles-in", "rotary frequencies and angles", round_angles),
         )
         for dtype in ("float16", "bfloat16")
