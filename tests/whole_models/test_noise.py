@@ -59,8 +59,8 @@ def test_the_definition_in_16_bits_keeps_the_bound(dialect: str, dtype: str) -> 
     assert worst_ratio(case, compute_narrow(case, dtype)) < 0.9
 
 
-def worst_gradient(case: ModelCase, dtype: str, factor: float = 1.0) -> float:
-    """The largest error of the definition's gradients, computed in that dtype and times the factor, in bounds."""
+def worst_gradients(case: ModelCase, dtype: str, factors: tuple[float, ...] = (1.0,)) -> list[float]:
+    """The largest error of the definition's gradients, computed in that dtype and times each factor, in bounds."""
     from conformance.cases.case import numpy_dtype
 
     case = make_gradient_case(case, np.random.default_rng(2))
@@ -72,23 +72,27 @@ def worst_gradient(case: ModelCase, dtype: str, factor: float = 1.0) -> float:
     function, cotangent = FUNCTIONS[type(parameters)], np.asarray(case.call.cotangent, kind)
     found = function(parameters, *inputs, cotangent=cotangent, **options)
     found = found if isinstance(found, type(parameters)) else found.parameters
-    ratios = mapped(
-        lambda got, due, bound: np.max(np.abs(factor * got.astype(float) - due) / bound), found, exact, bounds
-    )
-    return float(max(flatten(ratios).values()))
+
+    def measure(factor: float) -> float:
+        ratios = mapped(
+            lambda got, due, bound: np.max(np.abs(factor * got.astype(float) - due) / bound), found, exact, bounds
+        )
+        return float(max(flatten(ratios).values()))
+
+    return [*map(measure, factors)]
 
 
-@pytest.mark.parametrize("dialect", [name for name in DIALECTS if type(make_case(name).checkpoint.places) in FUNCTIONS])
+@pytest.mark.parametrize("dialect", [name for name in DIALECTS if name != "transformer101"])  # a single attention
 def test_gradients_of_the_definition_in_float32_keep_their_bound(dialect: str) -> None:
-    case = make_case(dialect)
-    assert 0.005 < worst_gradient(case, "float32") < 0.6
-    assert worst_gradient(case, "float32", 1.0003) > 10
+    right, grown = worst_gradients(make_case(dialect), "float32", (1.0, 1.0003))
+    assert 0.005 < right < 0.6
+    assert grown > 10
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dialect", ["bert", "gpt2", "llama"])
 def test_gradients_of_the_definition_in_16_bits_keep_their_bound(dialect: str, dtype: str) -> None:
-    assert worst_gradient(make_case(dialect, dtype=dtype), dtype) < 0.9
+    assert worst_gradients(make_case(dialect, dtype=dtype), dtype)[0] < 0.9
 
 
 @pytest.mark.parametrize("dialect", ["bert", "llama"])
