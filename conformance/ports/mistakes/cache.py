@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from conformance.ports.computation import Computation, Step
-from conformance.ports.mistakes.attention import LAYER, MASK, ROTATION, attend_otherwise, complete, widen_window
+from conformance.ports.mistakes.attention import (
+    LAYER,
+    MASK,
+    PARAMETERS,
+    ROTATION,
+    attend_otherwise,
+    attend_with,
+    complete,
+    widen_window,
+)
 from conformance.ports.mistakes.masks import map_masks
 from conformance.ports.mistakes.mistake import ModelMistake
+from reference_numpy import attention, blocks, materialize
 from reference_numpy.attention_steps import softmax
 from specification.masks import Causal, Dense
+from specification.parameters import LatentAttention
 
 
 def restart_positions(late: int) -> Callable[[Computation], Computation]:
@@ -109,6 +121,25 @@ def mask_parts(see: VisibleKeys, is_in_windows: bool = False) -> Callable[[Compu
     return change
 
 
+def put_new_first(computation: Computation) -> Computation:
+    """Keys stand in the order of parts from the last to the first, and masks count their places."""
+    lengths = np.array(computation.chunks, int)
+    ends = np.repeat(np.cumsum(lengths), lengths)[:, None]
+    token, key = np.arange(len(ends))[:, None], np.arange(len(ends))[None, :]
+    place = (ends - ends.T) + key - (ends - np.repeat(lengths, lengths)[:, None]).T
+
+    def rewrite(step: Step) -> Step:
+        if step.kind != "attend" or not len(ends):
+            return step
+        step = complete(step)
+        window = step.arguments[LAYER].window
+        seen = (place <= token) & (key < ends) & (token - place <= (len(ends) if window is None else window[0]))
+        step = step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: Dense(seen)))
+        return step.argument(LAYER, replace(step.arguments[LAYER], window=None))
+
+    return computation.rewrite(rewrite)
+
+
 def weigh_or_spread(there: np.ndarray, scores: np.ndarray, allowed: np.ndarray) -> Any:
     """The softmax, and equal weights of the keys that are there where none is allowed."""
     is_empty = ~allowed.any(axis=-1, keepdims=True)
@@ -129,6 +160,61 @@ def see_earlier(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.n
 
 def see_whole_part(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     return (key <= token) | (start > 0)
+
+
+OtherKeys = Callable[[Step, Any, Any], tuple[Any, Any]]
+"""From a step of attention, its keys and its values to those that the cache holds."""
+
+
+def cache_others(make_cache: Callable[[], OtherKeys]) -> Callable[[Computation], Computation]:
+    """Keys and values of earlier parts are others. make_cache: for one run of the model."""
+
+    def change(computation: Computation) -> Computation:
+        part = np.repeat(np.arange(len(computation.chunks)), computation.chunks)
+        is_own = part[:, None] == part[None, :]
+        find_cached = make_cache()
+
+        def rewrite(step: Step) -> Step:
+            if step.kind != "attend" or not len(part) or isinstance(step.arguments[PARAMETERS], LatentAttention):
+                return step
+
+            def project_keys(*arguments: Any) -> tuple[Any, Any]:
+                own = blocks.project_keys(*arguments)
+                return tuple(map(join_keys, own, find_cached(step, *own)))  # type: ignore[return-value]
+
+            def attend_to_both(query: Any, key: Any, value: Any, *, mask: Any = None, **options: Any) -> Any:
+                allowed = materialize(mask, len(part), len(part), batch=len(query), heads=query.shape[1])
+                pairs = np.concatenate([allowed & is_own, allowed & ~is_own], axis=-1)
+                return attention(query, key, value, mask=pairs, **options)
+
+            return attend_with(project_keys=project_keys, attention=attend_to_both)(step)
+
+        return computation.rewrite(rewrite)
+
+    return change
+
+
+def join_keys(own: np.ndarray, cached: np.ndarray) -> np.ndarray:
+    return np.concatenate([own, cached], axis=2)
+
+
+def cache_before_rotation() -> OtherKeys:
+    def find(step: Step, keys: np.ndarray, values: np.ndarray) -> tuple[Any, Any]:
+        parameters, _, memory, _, _, configuration, *_ = step.arguments
+        return blocks.project_keys(parameters, memory, configuration)[0], values
+
+    return find
+
+
+def cache_in_first_layer() -> OtherKeys:
+    kept: list[tuple[Any, Any]] = []
+
+    def find(step: Step, keys: np.ndarray, values: np.ndarray) -> tuple[Any, Any]:
+        if step.name.partition("blocks.")[2].startswith("0."):
+            kept[:] = [(keys, values)]
+        return kept[0] if kept and kept[0][0].shape == keys.shape else (keys, values)
+
+    return find
 
 
 CountPlaces = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -190,6 +276,16 @@ MISTAKES = (
     ModelMistake("cache.not-read", "GEN-1", "what the cache holds is not attended to", forget_cache),
     ModelMistake(
         "cache.last-part", "GEN-1", "the cache holds the keys and values of the last part alone", keep_last_part
+    ),
+    ModelMistake(
+        "cache.before-rotation",
+        "POS-3",
+        "the cache holds keys before their rotation",
+        cache_others(cache_before_rotation),
+    ),
+    ModelMistake("cache.new-first", "GEN-1", "new keys stand before those of the cache", put_new_first),
+    ModelMistake(
+        "cache.of-first-layer", "GEN-1", "all layers read the cache of the first", cache_others(cache_in_first_layer)
     ),
     *(
         ModelMistake(f"cache.{name}", "GEN-1", f"with a cache, {says}", mask_parts(see, is_in_windows))
