@@ -25,7 +25,8 @@ from specification import FeedForward, GatedFeedForward, Linear, MixtureOfExpert
 __all__ = ["mixture_of_experts", "route"]
 
 PIECE = 2**22
-"""Numbers of a matrix that one product takes: 16 MB in float32."""
+"""Numbers of a matrix that one product takes: 16 MB in float32. Smaller pieces have more products to start, and larger
+ones are slow to copy (jax 0.10 on two cores of a Xeon)."""
 OPTIONS = ("chosen", "scoring", "groups", "chosen_groups", "group_score", "weighting", "scale")
 
 
@@ -213,9 +214,10 @@ class Blocks(NamedTuple):
 
 
 def block_size(tokens: int, chosen: int, experts: int) -> int:
-    """Return a multiple of 4 that most experts' rows fit into, between 4 and 256; no more than tokens.
+    """Return the mean number of an expert's rows and a deviation, as a multiple of 4: at most 256, and at most tokens.
 
-    Where tokens choose at random, an expert has about a Poisson number of rows: its deviation is the mean's root.
+    Where tokens choose at random, the rows of an expert are about a Poisson number, whose deviation is the mean's root.
+    So most experts have one block: a second one reads the matrix once more.
     """
     mean = tokens * chosen / experts
     return min(4 * max(math.ceil((mean + math.sqrt(mean)) / 4), 1), 256, max(tokens, 1))
@@ -261,8 +263,7 @@ def stacked_product(
 ) -> Float[jax.Array, "S O"]:
     """x @ stack[expert], or x @ stack[expert].T of a stack [X, O, I], a few rows of the matrix at a time.
 
-    On CPUs, XLA copies the part of a stack that a product takes. Copies of a piece use the same memory again and again.
-    To copy a whole matrix of 60 MB takes longer than its product with 64 rows.
+    On CPUs, XLA copies the part of a stack that a product takes.
     """
     height, width = stack.shape[1:]
     piece = max(PIECE // max(width, 1), 1)

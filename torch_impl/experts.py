@@ -212,13 +212,14 @@ def find_groups(counts: np.ndarray) -> Groups:
 
 def fits_grouped_mm(rows: torch.Tensor, stack: torch.Tensor) -> bool:
     """Whether `torch.nn.functional.grouped_mm` takes them: in float32 on a CPU, with strides of whole 16 bytes."""
-    strides = (*rows.stride(), *stack.stride())
-    return (
-        rows.device.type == stack.device.type == "cpu"
-        and rows.dtype == stack.dtype == torch.float32
-        and rows.stride(1) == 1
-        and 1 in stack.stride()[1:]
-        and all(stride == 1 or stride % 4 == 0 for stride in strides)
+    return all(
+        array.device.type == "cpu"
+        and array.dtype == torch.float32
+        and array.shape[-1] > 1
+        and array.shape[-2] > 1
+        and sorted(array.stride())[0] == 1
+        and all(stride > 1 and stride % 4 == 0 for stride in sorted(array.stride())[1:])
+        for array in (rows, stack)
     )
 
 

@@ -56,8 +56,8 @@ def finite_size(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
     return torch.where(torch.isinf(size), torch.finfo(x.dtype).max, size)
 
 
-NEAR = -80.0
-"""exp(-x) does not overflow in float32 from here on."""
+LOWEST = -80.0
+"""For PyTorch's SiLU, a little above -88.7, from where on exp(-x) overflows in float32."""
 
 
 def silu_steps(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
@@ -66,20 +66,20 @@ def silu_steps(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
 
 
 class Silu(GradientByHand):
-    """The same, in few arrays: what stands between two products should stay in a cache.
+    """The same, by PyTorch's x / (1 + exp(-x)) where exp(-x) does not overflow.
 
-    PyTorch's own x / (1 + exp(-x)) takes an eighth of the time, and is 0 where exp(-x) overflows.
+    An element's result depends on that element alone, whether all are near or not.
     """
 
     @staticmethod
     def forward(x: torch.Tensor) -> Any:
-        lowest = readable(torch.amin(x)) if x.device.type == "cpu" and x.numel() > 0 else None
-        if lowest is not None and lowest > NEAR:
-            return torch.nn.functional.silu(x)
+        output, is_far = torch.nn.functional.silu(x), x < LOWEST
+        some = readable(is_far.any()) if x.device.type == "cpu" else None
+        if some is not None and not some:
+            return output
         size = torch.clamp(torch.abs(x), max=torch.finfo(x.dtype).max)
-        root = (-0.5 * size).exp_()
-        size.mul_(root).mul_(root).div_((root * root).add_(1))
-        return torch.clamp(x, min=0).sub_(size)
+        root = torch.exp(-0.5 * size)
+        return torch.where(is_far, -size * root * root / (1 + root * root), output)
 
     @staticmethod
     def backward(ctx: Context, cotangent: torch.Tensor) -> Any:

@@ -27,7 +27,7 @@ from conformance.ports.cases import (
 )
 from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
 from conformance.ports.configs import derive_entries, list_configs
-from conformance.ports.diagnosis import PortCause, explain_empty_rows, find_causes, is_output_other, shorten
+from conformance.ports.diagnosis import PortCause, explain_empty_rows, find_causes, has_wrong_output_layer, shorten
 from conformance.ports.folder import read_folder, shrink_config
 from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
 from conformance.ports.observation import TWICE, Observation
@@ -118,8 +118,8 @@ def list_small_configs(
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"set: no config of {dialect} has the entry {key}{hint}")
     derived = derive_entries(settings)
-    whole = [config | {key: value for key, value in derived.items() if key in config} for config in small]
-    configs = [settle_nulls(dialect, config | dict(settings), settings) for config in whole]
+    with_derived = [config | {key: value for key, value in derived.items() if key in config} for config in small]
+    configs = [settle_nulls(dialect, config | dict(settings), settings) for config in with_derived]
     if settings:
         misfits = [explain_misfit(dialect, config) for config in configs]
         if all(misfits):
@@ -400,7 +400,7 @@ class PortCheck:
         for case in list_isolated(shown.case.checkpoint, shown.case):
             (one,) = self.ask([case])
             if one.has_numbers and self.is_random(one):
-                around = "output" if is_output_other(one) else "embedding or norm"
+                around = "output" if has_wrong_output_layer(one) else "embedding or norm"
                 return shorten(case.sublayer or around, case)
         return ""
 

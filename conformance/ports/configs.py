@@ -225,7 +225,7 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
 
 
 def derive_entries(settings: Mapping[str, Any]) -> Config:
-    """Return what transformers makes of entries that are set, which a config.json may have too: T5's feed-forward."""
+    """Return the entries that transformers derives from others: T5's `is_gated_act` and `dense_act_fn`."""
     kind = settings.get("feed_forward_proj")
     if not isinstance(kind, str):
         return {}

@@ -722,7 +722,7 @@ def find_around_norm(case: ModelCase, norm: str, ask: Ask) -> str:
     if output is not None:
         if plain.checkpoint.configuration.output_softcap is not None:
             return "embedding, norm or output"
-        if is_output_other(answer):
+        if has_wrong_output_layer(answer):
             return "output"
         got, due = ((array - parameters.get("output.bias", 0)) @ np.linalg.pinv(output) for array in (got, due))
     if cut.failed or not answer.failed:
@@ -732,8 +732,8 @@ def find_around_norm(case: ModelCase, norm: str, ask: Ask) -> str:
     return "embedding" if np.min(cosines) < PARALLEL else "embedding or norm"
 
 
-def is_output_other(one: Observation) -> bool:
-    """Whether logits are none that the output layer makes of anything, as far as there are more of them than E."""
+def has_wrong_output_layer(one: Observation) -> bool:
+    """Return whether no input of the output layer gives these logits; False for E logits or fewer."""
     parameters = flatten(one.case.checkpoint.parameters)
     output, bias = parameters.get("output.weight"), parameters.get("output.bias", 0)
     if output is None or one.case.checkpoint.configuration.output_softcap is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from specification.checkpoints import flatten
 from specification.parameters import MultiHeadAttention
 
 NAMES = ("encoder", "decoder", "language_model", "transformer", "classifier")
+# A single attention has no such function: it gets one that is never called.
 FUNCTIONS = model_calls(
     Functions(
         **{name: getattr(reference_numpy, f"{name}_vjp") for name in NAMES}, attend=dict, multi_head_attention=dict
@@ -69,6 +70,12 @@ def compare_gradients(case: ModelCase, answer: Answer) -> tuple[list[Finding], G
 
 def bound_gradients(case: ModelCase) -> tuple[Any, Any]:
     """Return the exact gradients of the definition's parameters, and their bounds."""
+    arrays, run = gather_gradients(case)
+    return bound_noise(run, arrays, case.dtype)
+
+
+def gather_gradients(case: ModelCase) -> tuple[Any, Callable[[Any], Any]]:
+    """Return parameters, inputs and cotangent, and the function from these to the gradients of the parameters."""
     function = FUNCTIONS[type(case.checkpoint.parameters)]
     options = {**case.call.options, "configuration": case.checkpoint.configuration}
 
@@ -78,7 +85,7 @@ def bound_gradients(case: ModelCase) -> tuple[Any, Any]:
         return found if isinstance(found, type(parameters)) else found.parameters
 
     cotangent = np.asarray(case.call.cotangent, np.float64)
-    return bound_noise(run, (case.checkpoint.parameters, case.computation.inputs, cotangent), case.dtype)
+    return (case.checkpoint.parameters, case.computation.inputs, cotangent), run
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

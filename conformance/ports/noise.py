@@ -181,7 +181,7 @@ class Noise:
         """Move by as much as the error at most."""
         return x + self.spread(x) * error
 
-    def sum_noise(self, total: np.ndarray, squares: np.ndarray, n: int) -> Any:
+    def sum_noise(self, total: np.ndarray, squares: np.ndarray, n: int | np.ndarray) -> Any:
         """The error of a sum of n terms, by the sum and the sum of squares of the terms."""
         variance = squares * (1 + (n + 1) / 6) + total**2 * (n + 1) / 3
         return self.p.inner * np.sqrt(variance / 3) * self.generator.standard_normal(np.shape(total))
@@ -260,10 +260,10 @@ class Noise:
 
     def rotary_table(self, positions: np.ndarray, *rest: Any) -> tuple[Any, Any]:
         sine, cosine = rotary_table(positions, *rest)
-        by_run = self.move_rotary_table(positions, *rest)
+        by_run = self.draw_rotary_table(positions, *rest)
         return self.share(sine, by_run[0]), self.share(cosine, by_run[1])
 
-    def move_rotary_table(
+    def draw_rotary_table(
         self, positions: np.ndarray, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
     ) -> list[Any]:
         """Return the sine and the cosine of each run."""
@@ -325,9 +325,9 @@ class Noise:
         return self.round(rows * np.repeat(factor, len(rows) // self.runs, axis=0))
 
     def sinusoidal_positions(self, length: int, width: int, **options: Any) -> Any:
-        return self.share(sinusoidal_positions(length, width, **options), self.move_positions(length, width, **options))
+        return self.share(sinusoidal_positions(length, width, **options), self.draw_positions(length, width, **options))
 
-    def move_positions(self, length: int, width: int, *, offset: Any = 0, **options: Any) -> Any:
+    def draw_positions(self, length: int, width: int, *, offset: Any = 0, **options: Any) -> Any:
         """Return the positions of each run."""
         exactly = sinusoidal_positions(length, width, offset=offset, **options)
         error = self.p.inner * (TANH + (POW + 1) * np.abs(np.arange(length)[:, None] + offset))

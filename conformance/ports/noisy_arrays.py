@@ -1,18 +1,23 @@
 """Monte Carlo arithmetic for whatever is written in NumPy: arrays whose every operation rounds at random.
 
 `noise.py` has noisy steps of its own for the forward pass, where all runs stand in one batch. Gradients of parameters
-are sums over the batch, so each run takes its own way. The definition's functions are run as they stand, with a
+are sums over the batch, so here each run is by itself. The definition's functions are run as they stand, with a
 `NoisyArray` for each array of numbers:
 
-- The result x of an operation moves by at most u |x|, in units of the arithmetic inside, and by several units after
-  exp, tanh, sin, cos, log and pow (`bounds.arithmetic`). In 16 bits it is rounded to these too, as an eager
-  implementation does.
+- The result x of an operation moves by at most u |x|, in units of the arithmetic inside. After exp, log, pow and tanh
+  it moves by several units, and after sin and cos by several units of 1 (`bounds.arithmetic`). Where the model's dtype
+  has 16 bits, the result is rounded to that too, as an eager implementation does.
 - A sum, also one of products, has the error of a sum in random order (`noise.py`). In 16 bits, sums over rows may be
   kept in these: PyTorch's layer norm adds up the gradient of its bias so (2.13.0, on CPUs).
 - What only moves numbers, compares them or takes the larger one is exact.
 
 Angles of positions are no result of a noisy array, and the error function is computed outside NumPy. Both have
 functions here that stand for the definition's while a run lasts.
+
+The slope of ReLU jumps at 0, so that a small error may change a gradient by much, and errors are not normal. Hence a
+run takes the slope at x + t (x' - x), with x the exact number, x' that of the run, and t as many scales as the bound
+allows. Then most numbers that an honest error may carry to the other side are there in some runs. A choice of experts,
+and a largest number, jump too, and are taken as a run has them.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import numpy as np
 
 from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, Precision
 from conformance.ports.noise import RUNS, Noise, quantile
+from reference_numpy.feed_forward_vjp import SLOPES, relu_slope
 from specification.checkpoints import flatten
 from specification.parameters import mapped
 
@@ -44,7 +50,9 @@ UNITS: dict[np.ufunc, float] = {
     np.log: LOG,
     np.power: POW,
 }
-"""Errors of operations in roundings of the arithmetic inside; others are exact."""
+"""Errors of operations in roundings of the arithmetic inside."""
+EXACT = (np.negative, np.absolute, np.maximum, np.minimum, np.sign, np.copysign)
+"""Operations without rounding."""
 
 
 class NoisyArray(np.ndarray):
@@ -61,7 +69,7 @@ class NoisyArray(np.ndarray):
         options |= {} if out is None else {"out": tuple(map(strip, out))}
         result = getattr(ufunc, method)(*plain, **options)
         if method == "at":
-            return None
+            return add_error_at(noise, ufunc, *plain)
         if isinstance(result, tuple) or np.asarray(result).dtype != np.float64:
             return result
         moved = result + draw_error(noise, ufunc, method, plain, np.asarray(result), options)
@@ -74,7 +82,7 @@ class NoisyArray(np.ndarray):
     def __array_function__(self, function: Any, types: Any, arguments: Any, keywords: Any) -> Any:
         result = super().__array_function__(function, types, arguments, keywords)
         floating = isinstance(result, np.ndarray) and result.dtype == np.float64
-        return make_noisy(result, find_noise(arguments)) if floating else result
+        return make_noisy(result, find_noise([*arguments, *keywords.values()])) if floating else result
 
 
 def strip(array: Any) -> Any:
@@ -100,36 +108,56 @@ def make_noisy(array: Any, noise: Noise | None) -> Any:
 def draw_error(
     noise: Noise, ufunc: np.ufunc, method: str, inputs: list[Any], result: np.ndarray, options: dict[str, Any]
 ) -> Any:
-    """Draw the error of an operation's result."""
-    p = noise.p
-    last = p.output if p.output > p.inner else 0.0
+    """Draw the error of an operation's result.
+
+    Raises:
+        TypeError: the error of the operation is not known here.
+    """
+    p, last = noise.p, draw_last(noise, result)
     if ufunc is np.matmul:
         left, right = inputs
-        size = left.shape[-1]
-        return noise.sum_noise(result, left**2 @ right**2, size) + noise.move(0 * result, last * np.abs(result))
+        return noise.sum_noise(result, left**2 @ right**2, left.shape[-1]) + last
     if ufunc is np.add and method == "reduce":
         terms, axis = inputs[0], options.get("axis", 0)
         squares = np.add.reduce(np.square(terms), **{name: value for name, value in options.items() if name != "out"})
         is_of_rows = axis is not None and terms.ndim - 1 not in np.atleast_1d(axis) % terms.ndim
         growth = p.output / p.inner if is_of_rows else 1.0
-        error = growth * noise.sum_noise(result, squares, terms.size // max(result.size, 1))
-        return error + noise.move(0 * result, last * np.abs(result))
-    if method != "__call__" or ufunc not in UNITS:
+        return growth * noise.sum_noise(result, squares, terms.size // max(result.size, 1)) + last
+    if ufunc in EXACT:
         return 0.0
+    if method != "__call__" or ufunc not in UNITS:
+        raise TypeError(f"no error is known for {ufunc.__name__}.{method}")
     reach = 1.0 if ufunc in (np.sin, np.cos) else np.abs(result)
-    return noise.spread(result) * (UNITS[ufunc] * p.inner * reach + last * np.abs(result))
+    return noise.spread(result) * UNITS[ufunc] * p.inner * reach + last
+
+
+def draw_last(noise: Noise, result: np.ndarray) -> Any:
+    """Draw the error of rounding to 16 bits; 0 where the model has other dtypes."""
+    p = noise.p
+    return noise.spread(result) * (p.output * np.abs(result) + p.output_tiny) if p.output > p.inner else 0.0
+
+
+def add_error_at(noise: Noise, ufunc: np.ufunc, table: np.ndarray, where: Any, terms: np.ndarray) -> None:
+    """Move the rows of a table to which terms were added, one after the other in the model's dtype."""
+    if ufunc is not np.add:
+        raise TypeError(f"no error is known for {ufunc.__name__}.at")
+    squares, counts = np.zeros_like(table), np.zeros_like(table)
+    np.add.at(squares, where, np.square(terms))
+    np.add.at(counts, where, 1.0)
+    table += noise.p.output / noise.p.inner * noise.sum_noise(table, squares, counts)
 
 
 @contextmanager
-def replace_functions(noise: Noise) -> Iterator[None]:
-    """Let the definition take angles of positions and the error function as an implementation has them.
+def replace_functions(noise: Noise, find_slope: Callable[[np.ndarray], Any]) -> Iterator[None]:
+    """Let the definition's models take angles, the error function and ReLU's slope as an implementation has them.
 
-    Angles are drawn once, so that the way back has those of the way there.
+    Angles are drawn once, so that the backward pass has those of the forward pass. `rotary_embedding` and
+    `latent_attention`, which models do not call, stay as they are.
     """
 
     @functools.lru_cache
     def draw_table(positions: tuple[Any, ...], *rest: Any) -> tuple[Any, Any]:
-        sine, cosine = noise.move_rotary_table(np.array(positions), *rest)
+        sine, cosine = noise.draw_rotary_table(np.array(positions), *rest)
         return make_noisy(sine, noise), make_noisy(cosine, noise)
 
     def rotary_table(positions: np.ndarray, *rest: Any) -> tuple[Any, Any]:
@@ -139,16 +167,18 @@ def replace_functions(noise: Noise) -> Iterator[None]:
 
     @functools.lru_cache
     def positions(length: int, width: int, **options: Any) -> Any:
-        return make_noisy(noise.move_positions(length, width, **options)[0], noise)
+        return make_noisy(noise.draw_positions(length, width, **options)[0], noise)
 
     def complementary_error(x: np.ndarray) -> Any:
-        return make_noisy(noise.move(exact_complementary_error(strip(x)), TANH * noise.p.inner), noise)
+        exactly = exact_complementary_error(strip(x))
+        return make_noisy(noise.move(exactly, TANH * noise.p.inner) + draw_last(noise, exactly), noise)
 
     exact_complementary_error = FEED_FORWARD.complementary_error
     with (
         patch.object(BLOCKS, "rotary_table", rotary_table),
         patch.object(TRANSFORMER, "sinusoidal_positions", positions),
         patch.object(FEED_FORWARD, "complementary_error", complementary_error),
+        patch.dict(SLOPES, relu=find_slope),
     ):
         yield
 
@@ -162,19 +192,43 @@ def bound_noise(function: Callable[[Any], Any], arrays: Any, dtype: str, seed: i
         dtype: of the implementation.
         seed: draws the runs.
     """
+    before_slopes: list[np.ndarray] = []
+
+    def record_slope(x: np.ndarray) -> Any:
+        before_slopes.append(x)
+        return relu_slope(x)
+
     with np.errstate(all="ignore"):
-        exact = function(arrays)
+        with patch.dict(SLOPES, relu=record_slope):
+            exact = function(arrays)
+        reach = quantile(sum(array.size for array in flatten(exact).values()))
         squares = mapped(np.zeros_like, exact)
         for run in range(RUNS):
             noise = Noise(np.random.default_rng([seed, run]), dtype, 1)
-            with replace_functions(noise):
-                moved = function(mapped(functools.partial(make_noisy, noise=noise), arrays))
+            moved = run_noisily(function, arrays, noise, before_slopes, reach)
             squares = mapped(lambda total, one, right: total + (strip(one) - right) ** 2, squares, moved, exact)
-        size = sum(array.size for array in flatten(exact).values())
-        factor = quantile(size) * math.sqrt((2 if dtype == "float64" else 1) / RUNS)
+        factor = reach * math.sqrt((2 if dtype == "float64" else 1) / RUNS)
         p = Precision.make(dtype)
 
         def bound(total: np.ndarray, right: np.ndarray) -> Any:
             return factor * np.sqrt(total) + p.output * np.abs(right) + p.output_tiny
 
         return exact, mapped(bound, squares, exact)
+
+
+def run_noisily(
+    function: Callable[[Any], Any], arrays: Any, noise: Noise, before_slopes: list[np.ndarray], reach: float
+) -> Any:
+    """Return what one noisy run of the function gives.
+
+    before_slopes: the exact numbers at which it takes ReLU's slope, in order. reach: times their errors.
+    """
+    numbers = iter(before_slopes)
+
+    def find_slope(x: np.ndarray) -> Any:
+        exactly = next(numbers, x)
+        # With another choice of experts, other rows may stand there.
+        return relu_slope(exactly + reach * (x - exactly) if exactly.shape == x.shape else x)
+
+    with replace_functions(noise, find_slope):
+        return function(mapped(functools.partial(make_noisy, noise=noise), arrays))

@@ -92,11 +92,11 @@ VisibleKeys = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndar
 to the keys that each token sees [T, T]."""
 
 
-def mask_parts(see: VisibleKeys, is_in_windows: bool = False) -> Callable[[Computation], Computation]:
+def mask_parts(see: VisibleKeys, replaces_window_end: bool = False) -> Callable[[Computation], Computation]:
     """The causal mask of a part with a cache before it is another.
 
-    is_in_windows: whether a window bounds what it sees on the left alone, so that the same mask ends it on the right.
-    A token that then sees nothing sees all keys that are there alike, as with a large number in place of -inf.
+    replaces_window_end: whether layers with a window have this mask in place of the window's right end. A token that
+    then sees no key gives all keys that are there the same weight, as with a large number in place of -inf.
     """
 
     def change(computation: Computation) -> Computation:
@@ -110,11 +110,9 @@ def mask_parts(see: VisibleKeys, is_in_windows: bool = False) -> Callable[[Compu
             if step.kind != "attend" or not len(ends):
                 return step
             step = complete(step).argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: seen))
-            if not is_in_windows or step.arguments[LAYER].window is None:
+            if not replaces_window_end or step.arguments[LAYER].window is None:
                 return step
-            return attend_otherwise(partial(weigh_or_spread, np.broadcast_to(key < ends, seen.array.shape)))(
-                widen_window(0, len(ends))(step)
-            )
+            return attend_with(attention=partial(attend_or_spread, key < ends))(widen_window(0, len(ends))(step))
 
         return computation.rewrite(rewrite)
 
@@ -140,10 +138,21 @@ def put_new_first(computation: Computation) -> Computation:
     return computation.rewrite(rewrite)
 
 
-def weigh_or_spread(there: np.ndarray, scores: np.ndarray, allowed: np.ndarray) -> Any:
-    """The softmax, and equal weights of the keys that are there where none is allowed."""
+def attend_or_spread(
+    existing_keys: np.ndarray,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    *,
+    mask: Any = None,
+    **options: Any,
+) -> Any:
+    """Attend; a row without allowed keys gives all existing ones the same score."""
+    B, H, Q, _ = query.shape
+    allowed = materialize(mask, Q, key.shape[2], batch=B, heads=H)
     is_empty = ~allowed.any(axis=-1, keepdims=True)
-    return softmax(np.where(is_empty, 0, scores), np.where(is_empty, there, allowed))[0]
+    pairs = np.where(is_empty, existing_keys, allowed)
+    return attention(np.where(is_empty, 0, query), key, value, mask=pairs, **options)
 
 
 def see_from_first(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -152,10 +161,6 @@ def see_from_first(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: n
 
 def see_padded(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     return (key <= token - start) | (key >= end - start)
-
-
-def see_earlier(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    return key < token
 
 
 def see_whole_part(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -207,12 +212,12 @@ def cache_before_rotation() -> OtherKeys:
 
 
 def cache_in_first_layer() -> OtherKeys:
-    kept: list[tuple[Any, Any]] = []
+    first_layer: list[tuple[Any, Any]] = []
 
     def find(step: Step, keys: np.ndarray, values: np.ndarray) -> tuple[Any, Any]:
         if step.name.partition("blocks.")[2].startswith("0."):
-            kept[:] = [(keys, values)]
-        return kept[0] if kept and kept[0][0].shape == keys.shape else (keys, values)
+            first_layer[:] = [(keys, values)]
+        return first_layer[0] if first_layer and first_layer[0][0].shape == keys.shape else (keys, values)
 
     return find
 
@@ -288,8 +293,13 @@ MISTAKES = (
         "cache.of-first-layer", "GEN-1", "all layers read the cache of the first", cache_others(cache_in_first_layer)
     ),
     *(
-        ModelMistake(f"cache.{name}", "GEN-1", f"with a cache, {says}", mask_parts(see, is_in_windows))
-        for is_in_windows in (False, True)
+        ModelMistake(
+            f"cache.{name}{'-in-windows' * replaces_window_end}",
+            "GEN-1",
+            f"with a cache, {says}{', in windows too' * replaces_window_end}",
+            mask_parts(see, replaces_window_end),
+        )
+        for replaces_window_end in (False, True)
         for name, says, see in (
             ("mask-from-first", "the causal mask begins at the first key, in place of the part's", see_from_first),
             (
@@ -297,9 +307,9 @@ MISTAKES = (
                 "the part's causal mask stands at the first keys, and all keys after it are visible",
                 see_padded,
             ),
-            ("causal-strict", "a token does not see itself", see_earlier),
+            ("causal-strict", "a token does not see itself", lambda token, key, start, end: key < token),
             ("not-causal", "later tokens of a part are visible", see_whole_part),
         )
     ),
 )
-"""Those of causal masks stand twice: a port may leave them out where a layer has a window, or bound both by one."""
+"""Causal masks have two variants: a port may combine the mask with a window, or end both at one wrong position."""
