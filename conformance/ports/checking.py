@@ -172,7 +172,9 @@ class PortCheck:
         causes = [violation.cause for violation in self.violations if violation.cause is not None]
         shown = {id(one): cause.rule for cause in causes for one in (*cause.observations, *cause.beside)}
         for one in self.observations:  # what a cause explains breaks the cause's rule
-            found[shown.get(id(one), one.case.rule)].add(one.finding.ratio, one.case.dtype)
+            is_refused = one.detail is not None and not isinstance(one.detail, NotANumber)
+            rule = CONTRACT.id if is_refused else shown.get(id(one), one.case.rule)
+            found[rule].add(one.finding.ratio, one.case.dtype)
         for violation in self.violations:  # a cause may show in sublayers alone, about which the port was asked later
             if violation.cause is not None and not found[violation.rule].cases:
                 found[violation.rule].add(violation.finding.ratio, violation.cause.observations[0].case.dtype)
@@ -243,6 +245,8 @@ class PortCheck:
         calls = Calls(checkpoint, traits.parameters, generator)
         cases = [replace(case, dtype=dtype) for case in calls.list_cases(traits.step)]
         plain = cases[0]
+        if traits.step and not any(case.call.chunks for case in cases):
+            self.left_out.append("step is not judged: only a decoder alone is called step by step")
         cases += [
             replace(plain, probe=probe, rule=rule, checkpoint=change(checkpoint).round(dtype))
             for probe, rule, change in CHECKPOINTS
@@ -319,6 +323,11 @@ class PortCheck:
         for one in others:
             if not isinstance(one.detail, NotANumber):
                 self.add_violation(CONTRACT.id, describe_observation(one), one)
+        if empty is not None:
+            self.add_cause(empty)
+        for one in others:
+            if isinstance(one.detail, NotANumber):
+                self.add_violation(CONTRACT.id, describe_observation(one), one, step=self.find_nan(one))
         wrong = [one for one in self.observations if one.failed and one.has_numbers]
         unsteady = [one for one in self.observations if not one.is_steady]
         if unsteady:
@@ -333,11 +342,6 @@ class PortCheck:
             self.add_violation(CONTRACT.id, message, wrong[0], step=step)
         elif wrong:
             self.explain_numbers()
-        if empty is not None:
-            self.add_cause(empty)
-        for one in others:
-            if isinstance(one.detail, NotANumber):
-                self.add_violation(CONTRACT.id, describe_observation(one), one, step=self.find_nan(one))
 
     def explain_numbers(self) -> None:
         causes, isolated = find_causes(self.observations, self.ask)

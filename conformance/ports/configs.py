@@ -179,7 +179,7 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
         | {"layer_types": ["full_attention", "sliding_attention"]},
     ),
     "gpt_neox": (
-        heads(3),
+        heads(4, hidden_size=32),  # with 3 heads, [H, 3, D] read as [3, H, D] is the reverse too
         heads(3) | {"use_parallel_residual": False, "hidden_act": "gelu_new"},
         heads(3)
         | {"attention_bias": False, "tie_word_embeddings": True, "layer_norm_eps": 1e-3}

@@ -88,6 +88,9 @@ def gather_gradients(case: ModelCase) -> tuple[Any, Callable[[Any], Any]]:
     return (case.checkpoint.parameters, case.computation.inputs, cotangent), run
 
 
+BIAS = "relative_position_bias"
+"""In the name of the step that reads a table of relative positions."""
+
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
@@ -146,10 +149,15 @@ def find_gradient_cause(
             mistakes[path] = "gradient.part-missing"
 
     steps = list[str]()
-    case.computation.run(watch=lambda name, _: steps.append(name.partition(":")[0]))
+    case.computation.run(watch=lambda name, _: steps.append(name if BIAS in name else name.partition(":")[0]))
+
+    def is_read(path: str, name: str) -> bool:
+        if BIAS in name:
+            return "relative_positions" in path and name.startswith(path.partition("relative_positions")[0])
+        return name != "" and path.startswith(name)
 
     def order(path: str) -> int:
-        return max((number for number, name in enumerate(steps) if name and path.startswith(name)), default=0)
+        return max((number for number, name in enumerate(steps) if is_read(path, name)), default=0)
 
     once = [path for path, place in places.items() if readings[place].max() == 1]
     decisive = once or [*mistakes] or [*places]

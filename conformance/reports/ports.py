@@ -156,7 +156,7 @@ def describe_gradients(shown: Finding, cause: GradientCause | None, wrong: int, 
         return f"{wrong} of {count} gradients are wrong: {describe_finding(shown)}"
     named = GRADIENT_MISTAKES.get(cause.mistake, "").format(paths=" and ".join(cause.paths))
     first = join_names(cause.entries, MOST_ENTRIES)
-    told = f"{wrong} of {count} gradients are wrong, on the way back first {first}; or the next sublayer's input is cut"
+    told = f"{wrong} of {count} gradients are wrong, on the way back first {first}, or what is next to read its result"
     return f"{named}{'; ' * bool(named)}{told}; {describe_finding(shown)}"
 
 

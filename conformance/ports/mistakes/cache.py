@@ -212,12 +212,14 @@ def cache_before_rotation() -> OtherKeys:
 
 
 def cache_in_first_layer() -> OtherKeys:
+    names: list[str] = []
     first_layer: list[tuple[Any, Any]] = []
 
     def find(step: Step, keys: np.ndarray, values: np.ndarray) -> tuple[Any, Any]:
-        if step.name.partition("blocks.")[2].startswith("0."):
+        names[:] = names or [step.name]
+        if step.name == names[0]:
             first_layer[:] = [(keys, values)]
-        return first_layer[0] if first_layer and first_layer[0][0].shape == keys.shape else (keys, values)
+        return first_layer[0] if first_layer[0][0].shape == keys.shape else (keys, values)
 
     return find
 
