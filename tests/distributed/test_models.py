@@ -35,6 +35,7 @@ from tests.support.models_on_ranks import (
     join_parts,
 )
 from tests.support.ranks import Ranks
+from torch_impl import distributed_models
 from torch_impl.distributed_models import sum_gradients
 from torch_impl.ranks import Members
 
@@ -210,6 +211,18 @@ def test_planted_faults(processes: Ranks, fault: str) -> None:
             compute(processes, wrong)
     else:
         assert list_violations(compute(processes, wrong), name, "float32") != []
+
+
+@pytest.mark.parametrize("target_mask", ["causal and real keys", "causal and real queries"])
+@pytest.mark.rule("DIST-5", "DIST-7")
+def test_what_ranks_compare_of_a_mask_grows_with_the_length(monkeypatch: pytest.MonkeyPatch, target_mask: str) -> None:
+    """And not with its square. Without a process group there is one rank, which describes its calls too."""
+    example, sizes = example_of("target_mask=causal and real queries", 24), []
+    monkeypatch.setattr("torch_impl.ranks.fingerprint", lambda array: sizes.append(array.numel()))
+    parameters, inputs = mapped(torch.tensor, (example.parameters, example.inputs))
+    configuration, alone = replace(example.configuration, target_mask=target_mask), distributed_models.Ranks()
+    getattr(distributed_models, example.function)(parameters, *inputs, configuration=configuration, ranks=alone)
+    assert 0 < max(sizes) <= example.inputs[-1].size
 
 
 # --- what all ranks refuse --------------------------------------------------------------------------------------------
