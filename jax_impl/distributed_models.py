@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize_if, rotations_of
 from jax_impl.distributed import Shards, head_parallel_attention, order_of, places_of, ring_attention
+from jax_impl.dtypes import cast, widen
 from jax_impl.embedding import embedding
 from jax_impl.engines.varying import vary
 from jax_impl.masks import checked_mask
@@ -122,7 +123,7 @@ def encoder(
         ValueError: Sizes or numbers that are not as described.
     """
     part = describe_part(Encoder, parameters, x, ranks, configuration=configuration, dropout=dropout, types=token_types)
-    parameters = vary(parameters, (ranks.axis_name,))
+    parameters = sum_gradients(ranks.axis_name, parameters)
     return compute_encoder_part(parameters, x, part, ranks, configuration, mask, token_types, dropout)[0]
 
 
@@ -153,7 +154,7 @@ def decoder(
         TypeError, ValueError: As in `encoder`.
     """
     part = describe_part(Decoder, parameters, x, ranks, configuration=configuration, dropout=dropout, memory=memory)
-    parameters = vary(parameters, (ranks.axis_name,))
+    parameters = sum_gradients(ranks.axis_name, parameters)
     return compute_decoder_part(parameters, x, memory, part, ranks, configuration, mask, memory_mask, dropout)
 
 
@@ -189,7 +190,7 @@ def transformer(
     options: Any = {"configuration": configuration}
     source_part = describe_part(Encoder, parameters.encoder, source, ranks, dropout=dropout.encoder, **options)
     part = describe_part(Decoder, parameters.decoder, target, ranks, dropout=dropout.decoder, **options)
-    parameters = vary(parameters, (ranks.axis_name,))
+    parameters = sum_gradients(ranks.axis_name, parameters)
     memory, padding = compute_encoder_part(
         parameters.encoder, source, source_part, ranks, configuration, source_mask, None, dropout.encoder
     )
@@ -224,7 +225,7 @@ def language_model(
     """
     checks.structure("parameters", parameters, LanguageModel)
     part = describe_part(Decoder, parameters.decoder, tokens, ranks, configuration=configuration, dropout=dropout)
-    parameters = vary(parameters, (ranks.axis_name,))
+    parameters = sum_gradients(ranks.axis_name, parameters)
     x = compute_decoder_part(parameters.decoder, tokens, None, part, ranks, configuration, mask, None, dropout)
     return output_layer(parameters.output, x, configuration)
 
@@ -368,3 +369,8 @@ def describe_part(
     checks.model_over_ranks(parameters, configuration, dropout)
     count = lax.axis_size(ranks.axis_name)
     return Part(ranks.axis_name, tuple(even_pieces(x.shape[1] * count, count, ranks.layout)))
+
+
+def sum_gradients(axis_name: str, parameters: Any) -> Any:
+    """The same parameters, which vary. The gradient of that is the sum over ranks, which widening rounds once."""
+    return jax.tree.map(lambda array: cast(vary(widen(array), (axis_name,)), array.dtype), parameters)

@@ -33,13 +33,13 @@ from reference_numpy.blocks import (
     transform,
 )
 from reference_numpy.models import Model
-from reference_numpy.transformer import embed, encoder, output_layer, position_bias, real_tokens
+from reference_numpy.transformer import embed, encoder, output_layer, position_bias, real_queries, real_tokens
 from specification import checks
 from specification.blocks import sublayers_of, windowed
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout
-from specification.masks import Causal, Dense, KeyPadding, Mask
+from specification.masks import Causal, KeyPadding, Mask
 from specification.parameters import DecoderBlock, LanguageModel, LatentAttention, Transformer
 from specification.rotary import Rotation
 
@@ -63,9 +63,7 @@ def step_mask(
         return causal
     if configuration.target_mask == "causal and real keys":
         return causal & KeyPadding(real)
-    (B, Q), K = tokens.shape, real.shape[1]
-    asking = real_tokens(tokens, configuration.target_padding)
-    return causal & Dense(np.broadcast_to(asking[:, None, :, None], (B, 1, Q, K)))
+    return causal & real_queries(tokens, configuration.target_padding, real.shape[1])
 
 
 def decoder_block_step(

@@ -23,7 +23,7 @@ from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
-from specification.masks import Causal, Dense, KeyPadding, Mask, both
+from specification.masks import Causal, KeyPadding, Mask, Segments, both
 from specification.parameters import (
     Classifier,
     Decoder,
@@ -154,6 +154,12 @@ def padding_mask(tokens: Integer[np.ndarray, "B T"], padding: int | None) -> Key
     return None if padding is None else KeyPadding(real_tokens(tokens, padding))
 
 
+def real_queries(tokens: Integer[np.ndarray, "B Q"], padding: int | None, keys: int) -> Segments:
+    """Queries that are real tokens see every key, and others none: segments, which need no array [Q, K]."""
+    real = real_tokens(tokens, padding)
+    return Segments(real.astype(int), np.ones((1, keys), int))
+
+
 def target_mask(tokens: Integer[np.ndarray, "B T"], configuration: Configuration) -> Mask | None:
     """Who attends to whom in a decoder's self-attention, as far as the configuration says it (TRF-1)."""
     if configuration.target_mask == "none":
@@ -162,9 +168,7 @@ def target_mask(tokens: Integer[np.ndarray, "B T"], configuration: Configuration
         return Causal()
     if configuration.target_mask == "causal and real keys":
         return Causal() & padding_mask(tokens, configuration.target_padding)
-    B, T = tokens.shape
-    real = real_tokens(tokens, configuration.target_padding)
-    return Causal() & Dense(np.broadcast_to(real[:, None, :, None], (B, 1, T, T)))
+    return Causal() & real_queries(tokens, configuration.target_padding, tokens.shape[1])
 
 
 @operation

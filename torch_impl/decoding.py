@@ -12,7 +12,7 @@ from specification.blocks import sublayers_of, windowed
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout
-from specification.masks import Causal, Dense, KeyPadding, Mask
+from specification.masks import Causal, KeyPadding, Mask
 from specification.parameters import DecoderBlock, LanguageModel, LatentAttention, Transformer
 from specification.rotary import Rotation
 from torch_impl.blocks import (
@@ -28,7 +28,7 @@ from torch_impl.blocks import (
 )
 from torch_impl.masks import readable
 from torch_impl.models import Model
-from torch_impl.transformer import embed, encoder, output_layer, position_bias, real_tokens
+from torch_impl.transformer import embed, encoder, output_layer, position_bias, real_queries, real_tokens
 
 __all__ = ["decode_step", "start"]
 
@@ -50,9 +50,7 @@ def step_mask(
         return causal
     if configuration.target_mask == "causal and real keys":
         return causal & KeyPadding(real)
-    (B, Q), K = tokens.shape, real.shape[1]
-    asking = real_tokens(tokens, configuration.target_padding)
-    return causal & Dense(asking[:, None, :, None].expand(B, 1, Q, K))
+    return causal & real_queries(tokens, configuration.target_padding, real.shape[1])
 
 
 def decoder_block_step(

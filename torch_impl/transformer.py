@@ -12,7 +12,7 @@ from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
-from specification.masks import Causal, Dense, KeyPadding, Mask, both
+from specification.masks import Causal, KeyPadding, Mask, Segments, both
 from specification.parameters import (
     Classifier,
     Decoder,
@@ -149,6 +149,12 @@ def padding_mask(tokens: Integer[torch.Tensor, "B T"], padding: int | None) -> K
     return None if padding is None else KeyPadding(real_tokens(tokens, padding))
 
 
+def real_queries(tokens: Integer[torch.Tensor, "B Q"], padding: int | None, keys: int) -> Segments:
+    """Queries that are real tokens see every key, and others none: segments, which need no array [Q, K]."""
+    real = real_tokens(tokens, padding)
+    return Segments(real.long(), real.new_ones((1, keys), dtype=torch.int64))
+
+
 def target_mask(tokens: Integer[torch.Tensor, "B T"], configuration: Configuration) -> Mask | None:
     """Who attends to whom in a decoder's self-attention, as far as the configuration says it (TRF-1)."""
     if configuration.target_mask == "none":
@@ -157,9 +163,7 @@ def target_mask(tokens: Integer[torch.Tensor, "B T"], configuration: Configurati
         return Causal()
     if configuration.target_mask == "causal and real keys":
         return Causal() & padding_mask(tokens, configuration.target_padding)
-    B, T = tokens.shape
-    real = real_tokens(tokens, configuration.target_padding)
-    return Causal() & Dense(real[:, None, :, None].expand(B, 1, T, T))
+    return Causal() & real_queries(tokens, configuration.target_padding, tokens.shape[1])
 
 
 def pool(

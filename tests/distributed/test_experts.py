@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from conformance.cases.case import Case
 from conformance.sampling.experts import decide
 from conformance.sampling.strategies import Draw
-from jax_impl import distributed_experts as in_jax
 from specification import FeedForward, GatedFeedForward, Linear, MixtureOfExperts
 from tests.support import experts_on_ranks as support
 from tests.support.devices import Devices
@@ -201,17 +199,6 @@ def test_special_values_in_jax(process: Devices) -> None:
         )
         for result, array in expected.items():
             np.testing.assert_array_equal(np.isnan(found[result]), np.isnan(array))
-
-
-@pytest.mark.rule("DIST-6")
-def test_both_ports_have_the_same_function() -> None:
-    assert in_jax.__all__ == distributed_experts.__all__
-    own, other, whole = (
-        [(one.name, one.kind, one.default) for one in inspect.signature(port.mixture_of_experts).parameters.values()]
-        for port in (in_jax, distributed_experts, experts)
-    )
-    assert own[:-1] == other[:-1] == whole
-    assert (own[-1][0], other[-1][0]) == ("axis_name", "group")
 
 
 # --- what it takes ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,14 +12,12 @@ import pytest
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.oracle.reference import oracle
-from jax_impl import distributed
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from tests.support import devices
 from tests.support.devices import FAULTS, Devices
 from tests.support.engine_cases import SIZES, drawn, worst
 from tests.support.helpers import Case, Finding, judge, truth_and_bounds
 from tests.support.shards import Call, merged_case
-from torch_impl import distributed as in_torch
 
 RNG = np.random.default_rng(3)
 EVEN = SIZES._replace(H=8, G=2, Q=24, K=48)
@@ -212,16 +209,6 @@ def test_wrong_calls_are_refused_in_the_same_words_as_in_torch(process: Devices,
 def test_heads_that_ranks_cannot_share_equally(process: Devices) -> None:
     with pytest.raises(ValueError, match="query must have a multiple of 3 heads for as many ranks, got 2 heads"):
         process.ask(devices.refusal, Call(CASES["none"], 3, "heads"), {})
-
-
-@pytest.mark.rule("DIST-1")
-def test_both_ports_have_the_same_functions() -> None:
-    assert distributed.__all__ == in_torch.__all__
-    for name in distributed.__all__:
-        own, other = (inspect.signature(getattr(port, name)).parameters.values() for port in (distributed, in_torch))
-        parameters = [[(one.name, one.kind, one.default) for one in of_port if one.name not in ("group", "axis_name")]
-                      for of_port in (own, other)]  # fmt: skip
-        assert parameters[0] == parameters[1]
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------

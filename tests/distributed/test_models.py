@@ -28,13 +28,17 @@ from tests.models.test_gradients import (
 from tests.support.devices import Devices
 from tests.support.models_on_ranks import (
     FAULTS,
+    FAULTS_ON_DEVICES,
     SIZE,
     ModelCall,
     compute_model,
     compute_on_devices,
+    compute_wrongly_on_devices,
     join_parts,
+    sum_of_gradients,
 )
 from tests.support.ranks import Ranks
+from torch_impl import distributed_models
 from torch_impl.distributed_models import sum_gradients
 from torch_impl.ranks import Members
 
@@ -212,6 +216,18 @@ def test_planted_faults(processes: Ranks, fault: str) -> None:
         assert list_violations(compute(processes, wrong), name, "float32") != []
 
 
+@pytest.mark.parametrize("target_mask", ["causal and real keys", "causal and real queries"])
+@pytest.mark.rule("DIST-5", "DIST-7")
+def test_what_ranks_compare_of_a_mask_grows_with_the_length(monkeypatch: pytest.MonkeyPatch, target_mask: str) -> None:
+    """And not with its square. Without a process group there is one rank, which describes its calls too."""
+    example, sizes = example_of("target_mask=causal and real queries", 24), []
+    monkeypatch.setattr("torch_impl.ranks.fingerprint", lambda array: sizes.append(array.numel()))
+    parameters, inputs = mapped(torch.tensor, (example.parameters, example.inputs))
+    configuration, alone = replace(example.configuration, target_mask=target_mask), distributed_models.Ranks()
+    getattr(distributed_models, example.function)(parameters, *inputs, configuration=configuration, ranks=alone)
+    assert 0 < max(sizes) <= example.inputs[-1].size
+
+
 # --- what all ranks refuse --------------------------------------------------------------------------------------------
 
 REFUSED = {
@@ -321,10 +337,39 @@ ON_DEVICES = {
 }
 
 
-@pytest.mark.slow_where("", unless="gpt_oss")
+@pytest.mark.slow_where("", unless=("float32-today, gpt_oss", "float16-encoder"))
 @pytest.mark.parametrize("name", ON_DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.rule("DIST-7")
-def test_the_whole_model_on_devices(process: Devices, name: str) -> None:
-    call = model_call(example_of(name, LENGTH), "float32", *ON_DEVICES[name])
+def test_the_whole_model_on_devices(process: Devices, dtype: str, name: str) -> None:
+    call = model_call(example_of(name, LENGTH), dtype, *ON_DEVICES[name])
     got = name_joined_heads(call, process.ask(compute_on_devices, call))
-    assert list_violations(got, name, "float32", LENGTH) == []
+    assert list_violations(got, name, dtype, LENGTH) == []
+
+
+@pytest.mark.rule("DIST-7")
+def test_gradients_on_devices_are_summed_in_32_bits(process: Devices) -> None:
+    """In float16, 1 + 2 ** -11 is 1 again."""
+    assert process.ask(sum_of_gradients, np.array([1, 2**-11, 2**-11, 0], "float16")) == 1 + 2**-10
+
+
+SHOWN_ON_DEVICES = {
+    "positions begin anew on every rank": "today, llama",
+    "embedding at the first positions": "transformer",
+    "attention within a rank": "three blocks, embedded encoder",
+    "bias of the first rows": "today, t5",
+    "padding of own tokens on devices": "transformer",
+    "windows from the first position of a rank": "today, gpt_oss",
+    "gradients of the first rank alone": "encoder",
+    "gradients averaged": "encoder",
+}
+
+
+@pytest.mark.slow_where("", unless="windows")
+@pytest.mark.parametrize("fault", FAULTS_ON_DEVICES)
+@pytest.mark.rule("DIST-7")
+def test_planted_faults_on_devices(process: Devices, fault: str) -> None:
+    name = SHOWN_ON_DEVICES[fault]
+    call = model_call(example_of(name, LENGTH), "float32", *ON_DEVICES[name], fault=fault)
+    got = name_joined_heads(call, process.ask(compute_wrongly_on_devices, call))
+    assert list_violations(got, name, "float32", LENGTH) != []

@@ -526,6 +526,7 @@ class Wrong(NamedTuple):
 BY_HEADS, INTERLEAVED = "num_heads, width // num_heads)", "width // num_heads, num_heads).swapaxes(2, 3)"
 SQUARES, TURNED = "transpose(0, 3, 1, 4, 2, 5)", "transpose(0, 3, 1, 5, 2, 4)"
 PADDED = "padding_mask(tokens, configuration.target_padding)"
+REAL_QUERIES = "real_queries(tokens, configuration.target_padding, tokens.shape[1])"
 OF_TARGET = "target_mask(x, configuration)"
 OF_SOURCE = "padding_mask(x, configuration.source_padding)"
 OF_MEMORY = "padding_mask(source, configuration.source_padding)"
@@ -609,9 +610,7 @@ WRONG = (
     Wrong("source_padding", "encoder", "transformer", OF_SOURCE, "None"),
     Wrong("source_padding", "transformer", "transformer", OF_MEMORY, "None"),
     Wrong("target_padding", "language_model", "transformer", f"Causal() & {PADDED}", "Causal()"),
-    Wrong(
-        "target_mask", "target_mask=causal and real queries", "transformer", "[:, None, :, None]", "[:, None, None, :]"
-    ),
+    Wrong("target_mask", "target_mask=causal and real queries", "transformer", REAL_QUERIES, PADDED),
     Wrong("target_mask", "target_mask=causal", "transformer", f"both(mask, {OF_TARGET})", "mask"),
     Wrong("target_mask", "target_mask=none", "transformer", 'if configuration.target_mask == "none":', "if False:"),
     Wrong("target_mask", "embedded decoder", "transformer", "both(mask, Causal())", "mask"),

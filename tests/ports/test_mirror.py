@@ -36,6 +36,9 @@ ON_RANKS = {"distributed.py", "distributed_experts.py", "distributed_models.py"}
 PORT_FILES = {"torch_impl": {*ON_RANKS, "huggingface.py", "ranks.py"}, "jax_impl": ON_RANKS}
 """Files that a port may have beside them: for several ranks, and for a library of its framework."""
 
+GROUPS = {"group", "axis_name"}
+"""What a function on several ranks calls them."""
+
 CORES = {"attention_steps": "reference_attention", "layer_norm_steps": "reference_layer_norm"}
 """By file, what an operation computes once its arguments are checked, and before its result is rounded."""
 
@@ -107,6 +110,23 @@ def test_same_core(implementation: Implementation, file: str, name: str) -> None
         for package in (implementation.package, REFERENCE.package)
     )
     assert (parameters(own), result(own)) == (parameters(defined), result(defined))
+
+
+@pytest.mark.parametrize("file", sorted(ON_RANKS))
+@pytest.mark.rule("DIST-1", "DIST-6", "DIST-7")
+def test_same_signatures_on_ranks(file: str) -> None:
+    """In both ports, and of what is done on one rank too the definition's, with `ranks` or `group` at the end."""
+    ports = [importlib.import_module(f"{package}.{Path(file).stem}") for package in PORTS]
+    assert ports[0].__all__ == ports[1].__all__
+    for name in ports[0].__all__:
+        functions = [getattr(port, name) for port in ports]
+        own, other = (
+            [("the ranks",) if one[0] in GROUPS else one for one in parameters(function)] for function in functions
+        )
+        assert (own, result(functions[0])) == (other, result(functions[1])), name
+        if name in OPERATIONS:  # annotations may differ: images are not shared by ranks
+            defined = parameters(getattr(REFERENCE, name))
+            assert [one[:3] for one in own[:-1]] == [one[:3] for one in defined], name
 
 
 @pytest.mark.parametrize("package", PACKAGES)

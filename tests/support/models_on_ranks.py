@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from specification.checkpoints import flatten
 from specification.distributed import shard_positions
 from specification.parameters import mapped
+from tests.support.devices import replaced
 
 SIZE = "the sizes of parts of "
 """Before a parameter's name: the sum over ranks of the sizes of what they add up to its gradient."""
@@ -80,7 +83,6 @@ def compute_model(call: ModelCall, group: Any) -> dict[str, np.ndarray]:
 
     from conformance.subjects.frameworks import TorchArrays
     from specification.masks import map_arrays
-    from tests.support.ranks import replaced
     from torch_impl import distributed_models
 
     arrays = TorchArrays()
@@ -113,30 +115,34 @@ def compute_model(call: ModelCall, group: Any) -> dict[str, np.ndarray]:
     return found
 
 
-FAULTS: dict[str, Callable[[Any], tuple[Any, str, Any]]] = {}
-"""By name: for `torch_impl.distributed_models`, the owner of a function, its name, and what stands in its place."""
+Faults = dict[str, Callable[[Any], tuple[Any, str, Any]]]
+"""By name: for `distributed_models` of a port, the owner of a function, its name, and what stands in its place."""
+FAULTS: Faults = {}
+FAULTS_ON_DEVICES: Faults = {}
 
 
-def fault(function: Callable[[Any], tuple[Any, str, Any]]) -> Any:
-    FAULTS[function.__name__.replace("_", " ")] = function
-    return function
+def fault(*ports: Faults) -> Any:
+    def add(function: Callable[[Any], tuple[Any, str, Any]]) -> Any:
+        for port in ports:
+            port[function.__name__.replace("_", " ")] = function
+        return function
+
+    return add
 
 
-@fault
+@fault(FAULTS, FAULTS_ON_DEVICES)
 def positions_begin_anew_on_every_rank(models: Any) -> Any:
-    import torch
-
     own = models.Part.positions
-    return models.Part, "positions", lambda part, device: torch.arange(len(own(part, device)))
+    return models.Part, "positions", lambda *given: own(*given) - own(*given)[0]
 
 
-@fault
+@fault(FAULTS, FAULTS_ON_DEVICES)
 def embedding_at_the_first_positions(models: Any) -> Any:
     embed = models.embed
     return models, "embed", lambda *arrays, offset=0, **options: embed(*arrays, **options)
 
 
-@fault
+@fault(FAULTS)
 def padding_of_own_tokens(models: Any) -> Any:
     """A rank marks its own padding in the whole, and takes all other tokens for real ones."""
 
@@ -148,12 +154,12 @@ def padding_of_own_tokens(models: Any) -> Any:
     return models.Part, "gather", gather
 
 
-@fault
+@fault(FAULTS)
 def gradients_of_parameters_not_summed(models: Any) -> Any:
     return models, "sum_gradients", lambda members, parameters: parameters
 
 
-@fault
+@fault(FAULTS)
 def gradients_of_parameters_averaged(models: Any) -> Any:
     backward = models.SumGradients.backward
 
@@ -163,9 +169,9 @@ def gradients_of_parameters_averaged(models: Any) -> Any:
     return models.SumGradients, "backward", staticmethod(average)
 
 
-@fault
+@fault(FAULTS, FAULTS_ON_DEVICES)
 def attention_within_a_rank(models: Any) -> Any:
-    from torch_impl.attention import attention
+    attention = import_module(models.__name__.partition(".")[0]).attention
 
     def attend(ranks: Any, *arrays: Any, bias: Any = None, mask: Any = None, **options: Any) -> Any:
         return attention(*arrays, **options)
@@ -173,7 +179,7 @@ def attention_within_a_rank(models: Any) -> Any:
     return models.Ranks, "__call__", attend
 
 
-@fault
+@fault(FAULTS, FAULTS_ON_DEVICES)
 def bias_of_the_first_rows(models: Any) -> Any:
     bias = models.position_bias
     return (
@@ -183,7 +189,7 @@ def bias_of_the_first_rows(models: Any) -> Any:
     )
 
 
-@fault
+@fault(FAULTS)
 def sinks_summed_twice(models: Any) -> Any:
     leaves = models.leaves
     return models, "leaves", lambda tree: {name + " ": array for name, array in leaves(tree).items()}
@@ -192,9 +198,24 @@ def sinks_summed_twice(models: Any) -> Any:
 # --- in a process with devices of JAX ---------------------------------------------------------------------------------
 
 
+def compute_wrongly_on_devices(call: ModelCall) -> dict[str, np.ndarray]:
+    """With the fault of the call; what was compiled without it is not used."""
+    import jax
+
+    from jax_impl import distributed_models
+
+    jax.clear_caches()
+    try:
+        with replaced(*FAULTS_ON_DEVICES[call.fault](distributed_models)):
+            return compute_on_devices(call)
+    finally:
+        jax.clear_caches()
+
+
 def compute_on_devices(call: ModelCall) -> dict[str, np.ndarray]:
     """The whole's output and gradients; every length is a multiple of the number of ranks."""
     import jax
+    import jax.numpy as jnp
     from jax.sharding import Mesh
     from jax.sharding import PartitionSpec as Spec
 
@@ -218,12 +239,16 @@ def compute_on_devices(call: ModelCall) -> dict[str, np.ndarray]:
         def compute_part(parameters: Any, inputs: Any, options: Any) -> Any:
             return function(parameters, *inputs, configuration=call.configuration, **options, ranks=shared)
 
-        specs = (same, rows, {name: same if "mask" in name else rows for name in options})
+        def compute_of_copy(parameters: Any, inputs: Any, options: Any) -> Any:
+            return compute_part(jax.tree.map(lambda array: array[0], parameters), inputs, options)
+
+        others = (rows, {name: same if "mask" in name else rows for name in options})
         mesh = Mesh(np.array(jax.devices()[: call.ranks]), ("ranks",))
-        whole = jax.shard_map(compute_part, mesh=mesh, in_specs=specs, out_specs=rows)
+        shared_by_all = jax.shard_map(compute_part, mesh=mesh, in_specs=(same, *others), out_specs=rows)
+        with_copies = jax.shard_map(compute_of_copy, mesh=mesh, in_specs=(Spec("ranks"), *others), out_specs=rows)
         floating = [array.dtype.kind != "i" for array in call.inputs]
 
-        def compute(parameters: Any, given: Any, cotangent: Any) -> Any:
+        def compute(whole: Any, parameters: Any, given: Any, cotangent: Any) -> Any:
             def of_wanted(parameters: Any, wanted: Any) -> Any:
                 following = iter(wanted)
                 every = tuple(next(following) if one else array for one, array in zip(floating, given, strict=True))
@@ -235,10 +260,87 @@ def compute_on_devices(call: ModelCall) -> dict[str, np.ndarray]:
 
         cotangent = arrays.array(call.cotangent[:, last])
         parameters = mapped(arrays.array, call.parameters)
-        output, (of_parameters, of_inputs) = jax.jit(compute)(parameters, inputs, cotangent)
+        run = jax.jit(compute, static_argnums=0)
+        output, (of_parameters, of_inputs) = run(shared_by_all, parameters, inputs, cotangent)
         found = {"output": arrays.numpy(output)[:, np.argsort(last)]}
         found |= {name: arrays.numpy(array) for name, array in flatten({"parameters": of_parameters}).items()}
         places = [i for i, one in enumerate(floating) if one]
         for i, gradient in zip(places, of_inputs, strict=True):
             found[f"['inputs'].{i}"] = arrays.numpy(gradient)[:, np.argsort(orders[i])]
+        if call.cotangent.dtype.itemsize == 2:
+            copies = mapped(lambda array: jnp.stack([array] * call.ranks), parameters)
+            _, (parts, _) = run(with_copies, copies, inputs, cotangent)
+            for name, array in flatten({"parameters": parts}).items():
+                found[SIZE + name] = np.abs(arrays.numpy(array).astype(np.float64)).sum(axis=0)
         return found
+
+
+def sum_of_gradients(parts: np.ndarray) -> float:
+    """The gradient of a number that all ranks have, and to which each adds a part."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh
+    from jax.sharding import PartitionSpec as Spec
+
+    from jax_impl.distributed_models import sum_gradients
+
+    mesh = Mesh(np.array(jax.devices()[: len(parts)]), ("ranks",))
+    rows = jax.shard_map(
+        lambda number, part: sum_gradients("ranks", number) * part, mesh=mesh, in_specs=(Spec(), Spec("ranks")),
+        out_specs=Spec("ranks"),
+    )  # fmt: skip
+    _, pullback = jax.vjp(rows, jnp.ones((), parts.dtype), jnp.asarray(parts))
+    return float(jax.jit(pullback)(jnp.ones_like(parts))[0])
+
+
+@fault(FAULTS_ON_DEVICES)
+def padding_of_own_tokens_on_devices(models: Any) -> Any:
+    """As in PyTorch: a rank takes all other tokens for real ones."""
+
+    def gather(part: Any, ids: Any) -> Any:
+        return models.jnp.ones((len(ids), part.length), ids.dtype).at[:, part.positions()].set(ids)
+
+    return models.Part, "gather", gather
+
+
+@fault(FAULTS_ON_DEVICES)
+def windows_from_the_first_position_of_a_rank(models: Any) -> Any:
+    from specification.masks import And, SlidingWindow
+
+    attend = models.Ranks.__call__
+
+    def shift(mask: Any, start: Any) -> Any:
+        if isinstance(mask, And):
+            return And(shift(mask.left, start), shift(mask.right, start))
+        return replace(mask, offset=-start) if isinstance(mask, SlidingWindow) else mask
+
+    def shift_and_attend(ranks: Any, query: Any, *arrays: Any, mask: Any, **options: Any) -> Any:
+        start = models.lax.axis_index(ranks.axis_name) * query.shape[2]
+        return attend(ranks, query, *arrays, mask=shift(mask, start), **options)
+
+    return models.Ranks, "__call__", shift_and_attend
+
+
+@fault(FAULTS_ON_DEVICES)
+def gradients_of_the_first_rank_alone(models: Any) -> Any:
+    jax, jnp, own = models.jax, models.jnp, models.sum_gradients
+
+    def keep_first(axis_name: str, parameters: Any) -> Any:
+        first = models.lax.axis_index(axis_name) == 0
+        return jax.tree.map(
+            lambda array: jnp.where(first, array, models.lax.stop_gradient(array)), own(axis_name, parameters)
+        )
+
+    return models, "sum_gradients", keep_first
+
+
+@fault(FAULTS_ON_DEVICES)
+def gradients_averaged(models: Any) -> Any:
+    own = models.sum_gradients
+
+    def average(axis_name: str, parameters: Any) -> Any:
+        part = 1 / models.lax.axis_size(axis_name)
+        stopped = models.lax.stop_gradient(parameters)
+        return own(axis_name, models.jax.tree.map(lambda x, y: part * x + (1 - part) * y, parameters, stopped))
+
+    return models, "sum_gradients", average

@@ -35,7 +35,7 @@ from training.lockstep.expected import Given, Model, expected, first_state
 from training.lockstep.plans import PLANS
 from training.lockstep.running import Course, Lockstep, Plan, after, compare_quantities, in_dtype, judge, lockstep
 from training.lockstep.trainers import Answer, FunctionTrainer, PackageTrainer, Trainer
-from training.packages import PACKAGES, Reference
+from training.packages import PACKAGES, Reference, converted
 from training.task import Batch, Task
 
 DECAY = 0.1
@@ -62,10 +62,15 @@ def prepared(task: str, dtype: str, count: int = 2) -> Prepared:
     return Prepared(plan, steps)
 
 
-def course_of(trainer: Trainer, task: str = "translation", dtype: str = "float64") -> Course:
+def course_of(trainer: Trainer, task: str = "translation", dtype: str = "float64", rows: int | None = None) -> Course:
+    """Two steps. rows: of each batch, None for all."""
     plan, steps = prepared(task, dtype)
     course = Course(trainer.name)
     for given, model in steps:
+        if rows is not None:
+            some = converted((given.batch, given.dropout), lambda array: array[:rows])
+            given = Given(given.state, *some)
+            model = Model(plan.settings.task(), given, dtype)
         judge(course, trainer, plan, given, model, dtype)
     return course
 

@@ -57,16 +57,16 @@ class SumOverRanks(TorchOnRanks):
 FAULTS = {fault.__name__: fault for fault in (RanksCountAlike, GradientsOfOwnRows, SumOverRanks)}
 
 
-def departures(kind: type, ranks: int, task: str) -> set[str]:
+def departures(kind: type, ranks: int, task: str, rows: int | None = None) -> set[str]:
     """The quantities of two steps that are beyond their bounds, and of which there are results."""
-    course = course_of(trainer_of(kind(ranks), prepared(task, "float64").plan), task)
+    course = course_of(trainer_of(kind(ranks), prepared(task, "float64").plan), task, rows=rows)
     assert course.worst.keys() >= {"loss", "gradients", "parameters", "predictions"}
     return {departure.quantity for departure in course.departures}
 
 
-def departures_on_a_rank(given: tuple[type, str], group: Any) -> set[str]:
-    kind, task = given
-    return departures(kind, RANKS, task)
+def departures_on_a_rank(given: tuple[type, str, int | None], group: Any) -> set[str]:
+    kind, task, rows = given
+    return departures(kind, RANKS, task, rows)
 
 
 @pytest.fixture(scope="module")
@@ -80,23 +80,31 @@ def processes() -> Iterator[Ranks]:
 def test_steps_on_ranks_conform(processes: Ranks, task: str) -> None:
     batch, _ = prepared(task, "float64").plan.draws(0)
     assert len(batch.targets) % RANKS != 0
-    assert processes.ask(departures_on_a_rank, [(TorchOnRanks, task)] * RANKS) == [(set(), None)] * RANKS
+    assert processes.ask(departures_on_a_rank, [(TorchOnRanks, task, None)] * RANKS) == [(set(), None)] * RANKS
+
+
+@pytest.mark.slow_where("translation")
+@pytest.mark.parametrize("task", PLANS)
+def test_a_rank_without_targets(processes: Ranks, task: str) -> None:
+    """Of two rows, the last of three ranks has none."""
+    assert processes.ask(departures_on_a_rank, [(TorchOnRanks, task, 2)] * RANKS) == [(set(), None)] * RANKS
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults(processes: Ranks, fault: str) -> None:
-    for found, error in processes.ask(departures_on_a_rank, [(FAULTS[fault], "reviews")] * RANKS):
+    for found, error in processes.ask(departures_on_a_rank, [(FAULTS[fault], "reviews", None)] * RANKS):
         assert error is None
         assert "gradients" in found
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3], ids=["rows spread", "rows the same on all"])
 @pytest.mark.parametrize("task", PLANS)
-def test_steps_on_devices_conform(task: str) -> None:
+def test_steps_on_devices_conform(task: str, ranks: int) -> None:
     batch, _ = prepared(task, "float64").plan.draws(0)
-    assert len(batch.targets) % 2 == 0
+    assert (len(batch.targets) % ranks == 0) == (ranks == 2)
     with Devices() as process:
-        assert process.ask(departures, JaxOnDevices, 2, task) == set()
+        assert process.ask(departures, JaxOnDevices, ranks, task) == set()
 
 
 @pytest.mark.slow
