@@ -55,7 +55,7 @@ UNRELATED = 0.5
 """A correlation of two errors: of roundings it is near 0, of another formula near 1."""
 PARALLEL = 0.999
 """A cosine: of vectors that differ by another embedding it is near 0, by roundings to 16 bits 1 - 2 ** -14 or more."""
-IMPOSSIBLE = (ValueError, TypeError, IndexError, AttributeError)
+IMPOSSIBLE = (ValueError, TypeError, LookupError, AttributeError)
 """What the definition raises where a mistake leaves nothing that can be computed."""
 TINY = np.finfo(float).tiny
 CHANGED = 1e-9
