@@ -30,6 +30,7 @@ from rich.text import Text
 
 from conformance.bounds import bound
 from conformance.cases.case import Case
+from conformance.cases.declaration import roundings
 from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
 from conformance.checks.results import WIDE
@@ -94,19 +95,19 @@ def groups(dtype: str, operations: Iterable[str], jax: bool = False) -> Iterable
     own = [IMPLEMENTATIONS[name]() for name in ("reference_numpy", "torch_impl", *(("jax_impl",) if jax else ()))]
     for operation in operations:
         variants = [(v, v.subject()) for v in VARIANTS if v.operation == operation and (jax or v.arrays != "jax")]
-        plain = tuple(subject for _, subject in variants if not declares_precision(subject))
+        plain = tuple(subject for _, subject in variants if not declares_rounding(subject, dtype))
         yield Group(operation, operation, operation_cases(operation, (dtype,)), (*own, *plain))
         if operation == "layer_norm" and dtype in WIDE:
             far = norm_cases(means=(1e3, -1e4), dtypes=(dtype,))
             yield Group("layer_norm, far from zero", operation, far, (*own, *plain))
         for variant, subject in variants:
-            if declares_precision(subject) and dtype in subject.declaration.dtypes:
+            if declares_rounding(subject, dtype) and dtype in subject.declaration.dtypes:
                 cases = operation_cases(operation, (dtype,), subject.declaration)
                 yield Group(f"{operation}, {variant.name}", operation, cases, (subject,))
 
 
-def declares_precision(subject: Subject) -> bool:
-    return bool({"weights", "products"} & set(subject.declaration.conventions))
+def declares_rounding(subject: Subject, dtype: str) -> bool:
+    return bool(roundings(subject.declaration, dtype))
 
 
 # --- climbing ---------------------------------------------------------------------------------------------------------
