@@ -30,9 +30,7 @@ from conformance.subjects.wrong_answers import DtypeOrShape, RanksDiffer, WrongA
 ROOT = Path(__file__).parents[2]
 BY_NAME = {one.name.removeprefix("ranks: "): one for one in ranks.BEHAVIOURS}
 HANGING = [name for name in BY_NAME if "hang" in name or "wait for each other" in name]
-DAILY = [
-    "last rank drops its block", "gradients of keys not summed over ranks", "causal measured within a rank",
-]  # fmt: skip
+DAILY = ["gradients of keys not summed over ranks", "causal measured within a rank"]
 """Those that protect a change; the others are slow."""
 
 

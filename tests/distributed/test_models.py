@@ -337,7 +337,7 @@ ON_DEVICES = {
 }
 
 
-@pytest.mark.slow_where("", unless=("float32-today, gpt_oss", "float16-encoder"))
+@pytest.mark.slow_where("", unless=("float32-today, gpt_oss", "bfloat16-encoder"))
 @pytest.mark.parametrize("name", ON_DEVICES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.rule("DIST-7")

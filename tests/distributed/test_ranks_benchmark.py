@@ -64,6 +64,7 @@ def peaks_on(processes: Ranks, cases: list[Case], ranks: int, keep: bool = False
     return np.max([found for found, _ in answers], axis=0).reshape(-1, len(cases))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DIST-4")
 def test_memory_is_that_of_the_own_positions(processes: Ranks) -> None:
     """8 ranks need half as much each as 4, and twice as much for twice the length; ranks that keep all keys do not.
