@@ -80,6 +80,33 @@ def test_runs_hold_every_expert(run: int, counts: list[int], monkeypatch: pytest
     assert min(lengths) > 0
 
 
+def multiply_groups(module: Any, width: int, columns: int, turned: bool) -> bool:
+    """Whether rows of two experts are multiplied, and a third one without rows is not read."""
+    rng = np.random.default_rng(0)
+    rows, stack = whole(rng, 5, width), whole(rng, 3, *((columns, width) if turned else (width, columns))).detach()
+    stack[1] = torch.nan
+    stack = stack.mT if turned else stack
+    expected = torch.cat([rows[:2] @ stack[0], rows[2:] @ stack[2]])
+    groups = module.find_groups(np.array([2, 0, 3]))
+    return torch.equal(module.GroupedProduct.apply(rows, stack, groups), expected)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("width", "columns"), [(8, 4), (4, 8), (8, 1), (1, 8), (1, 1), (4, 6), (3, 4)])
+def test_groups_of_every_width_are_multiplied(width: int, columns: int, turned: bool) -> None:
+    assert multiply_groups(experts, width, columns, turned)
+
+
+def test_widths_that_grouped_mm_refuses_are_noticed() -> None:
+    module = edited("torch_impl.experts", "stride > 1 and stride % 4 == 0", "True")
+    with pytest.raises(RuntimeError, match="16 bytes"):
+        multiply_groups(module, 4, 6, turned=False)
+    module = edited(
+        "torch_impl.experts", "offs=torch.tensor(groups.ends", "offs=torch.tensor(sorted(groups.ends)[::-1]"
+    )
+    assert not multiply_groups(module, 8, 4, turned=False)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
