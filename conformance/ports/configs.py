@@ -226,11 +226,12 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
 
 def derive_entries(settings: Mapping[str, Any]) -> Config:
     """Return the entries that transformers derives from others: T5's `is_gated_act` and `dense_act_fn`."""
+    from specification.dialects.t5 import activation_of
+
     kind = settings.get("feed_forward_proj")
     if not isinstance(kind, str):
         return {}
-    function = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
-    return {"is_gated_act": kind.startswith("gated-"), "dense_act_fn": function}
+    return {"is_gated_act": kind.startswith("gated-"), "dense_act_fn": activation_of({"feed_forward_proj": kind})}
 
 
 def list_configs(dialect: str) -> list[Config]:

@@ -111,12 +111,22 @@ def noise_bound(
             several = np.asarray(change(noise.repeat(computation)).run(steps=noise.steps)).reshape(count, *result.shape)
             squares += np.sum((several - result) ** 2, axis=0)
         left -= count
+    deviation = bound_deviation(squares, result.size, dtype, runs)
+    return result, deviation + (bound_rounding(result, dtype) if operations is OPERATIONS else 0)
+
+
+def bound_deviation(squares: np.ndarray, elements: int, dtype: str, runs: int = RUNS) -> Any:
+    """Return what no honest deviation exceeds, by the squares of those of all runs, added up.
+
+    elements: of the result that is held to it.
+    """
+    return quantile(elements, runs) * np.sqrt(squares / runs * (2 if dtype == "float64" else 1))
+
+
+def bound_rounding(result: np.ndarray, dtype: str) -> Any:
+    """Return the bound of the last rounding as it is: in 16 bits it may be all that there is, and is not normal."""
     p = Precision.make(dtype)
-    scale = np.sqrt(squares / runs * (2 if dtype == "float64" else 1))
-    if operations is not OPERATIONS:
-        return result, quantile(result.size, runs) * scale
-    # The last rounding is bounded as it is: in 16 bits it may be all that there is, and is not normal.
-    return result, quantile(result.size, runs) * scale + p.output * np.abs(result) + p.output_tiny
+    return p.output * np.abs(result) + p.output_tiny
 
 
 class Noise:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,8 +31,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, Precision
-from conformance.ports.noise import RUNS, Noise, quantile
+from conformance.bounds.arithmetic import EXP, LOG, POW, TANH
+from conformance.ports.noise import RUNS, Noise, bound_deviation, bound_rounding, quantile
 from reference_numpy.feed_forward_vjp import SLOPES, relu_slope
 from specification.checkpoints import flatten
 from specification.parameters import mapped
@@ -201,19 +200,17 @@ def bound_noise(function: Callable[[Any], Any], arrays: Any, dtype: str, seed: i
     with np.errstate(all="ignore"):
         with patch.dict(SLOPES, relu=record_slope):
             exact = function(arrays)
-        reach = quantile(sum(array.size for array in flatten(exact).values()))
+        elements = sum(array.size for array in flatten(exact).values())
         squares = mapped(np.zeros_like, exact)
         for run in range(RUNS):
             noise = Noise(np.random.default_rng([seed, run]), dtype, 1)
-            moved = run_noisily(function, arrays, noise, before_slopes, reach)
+            moved = run_noisily(function, arrays, noise, before_slopes, quantile(elements))
             squares = mapped(lambda total, one, right: total + (strip(one) - right) ** 2, squares, moved, exact)
-        factor = reach * math.sqrt((2 if dtype == "float64" else 1) / RUNS)
-        p = Precision.make(dtype)
 
-        def bound(total: np.ndarray, right: np.ndarray) -> Any:
-            return factor * np.sqrt(total) + p.output * np.abs(right) + p.output_tiny
+    def bound(total: np.ndarray, right: np.ndarray) -> Any:
+        return bound_deviation(total, elements, dtype) + bound_rounding(right, dtype)
 
-        return exact, mapped(bound, squares, exact)
+    return exact, mapped(bound, squares, exact)
 
 
 def run_noisily(

@@ -15,7 +15,7 @@ from conformance.ports.cases import Calls, ModelCase
 from conformance.ports.checkpoints import draw_checkpoint
 from conformance.ports.computation import Computation
 from conformance.ports.configs import list_configs
-from conformance.ports.gradients import FUNCTIONS, bound_gradients, gather_gradients, make_gradient_case
+from conformance.ports.gradients import bound_gradients, gather_gradients, make_gradient_case
 from conformance.ports.noise import FAILURE, RUNS, Noise, noise_bound, quantile
 from conformance.ports.noisy_arrays import run_noisily
 from reference_numpy.models import MODELS
@@ -67,12 +67,8 @@ def worst_gradients(case: ModelCase, dtype: str, factors: tuple[float, ...] = (1
     case = make_gradient_case(case, np.random.default_rng(2))
     exact, bounds = bound_gradients(case)
     kind = numpy_dtype(dtype)
-    parameters = mapped(lambda array: array.astype(kind), case.checkpoint.parameters)
-    inputs = [array.astype(kind) if array.dtype.kind == "f" else array for array in case.call.inputs]
-    options = {**case.call.options, "configuration": case.checkpoint.configuration}
-    function, cotangent = FUNCTIONS[type(parameters)], np.asarray(case.call.cotangent, kind)
-    found = function(parameters, *inputs, cotangent=cotangent, **options)
-    found = found if isinstance(found, type(parameters)) else found.parameters
+    arrays, run = gather_gradients(case)
+    found = run(mapped(lambda array: array.astype(kind) if array.dtype.kind == "f" else array, arrays))
 
     def measure(factor: float) -> float:
         ratios = mapped(

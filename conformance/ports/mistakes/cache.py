@@ -92,6 +92,14 @@ VisibleKeys = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndar
 to the keys that each token sees [T, T]."""
 
 
+def locate_parts(computation: Computation) -> tuple[np.ndarray, ...]:
+    """Return what `VisibleKeys` takes."""
+    lengths = np.array(computation.chunks, int)
+    end = np.repeat(np.cumsum(lengths), lengths)[:, None]
+    start = end - np.repeat(lengths, lengths)[:, None]
+    return np.arange(len(end))[:, None], np.arange(len(end))[None, :], start, end
+
+
 def mask_parts(see: VisibleKeys, replaces_window_end: bool = False) -> Callable[[Computation], Computation]:
     """The causal mask of a part with a cache before it is another.
 
@@ -100,19 +108,16 @@ def mask_parts(see: VisibleKeys, replaces_window_end: bool = False) -> Callable[
     """
 
     def change(computation: Computation) -> Computation:
-        lengths = np.array(computation.chunks, int)
-        ends = np.repeat(np.cumsum(lengths), lengths)[:, None]
-        starts = ends - np.repeat(lengths, lengths)[:, None]
-        token, key = np.arange(len(ends))[:, None], np.arange(len(ends))[None, :]
-        seen = Dense(see(token, key, starts, ends) & (key < ends))
+        token, key, start, end = locate_parts(computation)
+        seen = Dense(see(token, key, start, end) & (key < end))
 
         def rewrite(step: Step) -> Step:
-            if step.kind != "attend" or not len(ends):
+            if step.kind != "attend" or not len(end):
                 return step
             step = complete(step).argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: seen))
             if not replaces_window_end or step.arguments[LAYER].window is None:
                 return step
-            return attend_with(attention=partial(attend_or_spread, key < ends))(widen_window(0, len(ends))(step))
+            return attend_with(attention=partial(attend_or_spread, key < end))(widen_window(0, len(end))(step))
 
         return computation.rewrite(rewrite)
 
@@ -121,17 +126,15 @@ def mask_parts(see: VisibleKeys, replaces_window_end: bool = False) -> Callable[
 
 def put_new_first(computation: Computation) -> Computation:
     """Keys stand in the order of parts from the last to the first, and masks count their places."""
-    lengths = np.array(computation.chunks, int)
-    ends = np.repeat(np.cumsum(lengths), lengths)[:, None]
-    token, key = np.arange(len(ends))[:, None], np.arange(len(ends))[None, :]
-    place = (ends - ends.T) + key - (ends - np.repeat(lengths, lengths)[:, None]).T
+    token, key, start, end = locate_parts(computation)
+    place = (end - end.T) + key - start.T
 
     def rewrite(step: Step) -> Step:
-        if step.kind != "attend" or not len(ends):
+        if step.kind != "attend" or not len(end):
             return step
         step = complete(step)
         window = step.arguments[LAYER].window
-        seen = (place <= token) & (key < ends) & (token - place <= (len(ends) if window is None else window[0]))
+        seen = (place <= token) & (key < end) & (token - place <= (len(end) if window is None else window[0]))
         step = step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: Dense(seen)))
         return step.argument(LAYER, replace(step.arguments[LAYER], window=None))
 
@@ -175,12 +178,12 @@ def cache_others(make_cache: Callable[[], OtherKeys]) -> Callable[[Computation],
     """Keys and values of earlier parts are others. make_cache: for one run of the model."""
 
     def change(computation: Computation) -> Computation:
-        part = np.repeat(np.arange(len(computation.chunks)), computation.chunks)
-        is_own = part[:, None] == part[None, :]
+        *_, start, _ = locate_parts(computation)
+        is_own, length = start == start.T, len(start)
         find_cached = make_cache()
 
         def rewrite(step: Step) -> Step:
-            if step.kind != "attend" or not len(part) or isinstance(step.arguments[PARAMETERS], LatentAttention):
+            if step.kind != "attend" or not length or isinstance(step.arguments[PARAMETERS], LatentAttention):
                 return step
 
             def project_keys(*arguments: Any) -> tuple[Any, Any]:
@@ -188,7 +191,7 @@ def cache_others(make_cache: Callable[[], OtherKeys]) -> Callable[[Computation],
                 return tuple(map(join_keys, own, find_cached(step, *own)))  # type: ignore[return-value]
 
             def attend_to_both(query: Any, key: Any, value: Any, *, mask: Any = None, **options: Any) -> Any:
-                allowed = materialize(mask, len(part), len(part), batch=len(query), heads=query.shape[1])
+                allowed = materialize(mask, length, length, batch=len(query), heads=query.shape[1])
                 pairs = np.concatenate([allowed & is_own, allowed & ~is_own], axis=-1)
                 return attention(query, key, value, mask=pairs, **options)
 
@@ -235,8 +238,8 @@ def see_empty_places(count: CountPlaces, is_next_seen: bool = False) -> Callable
     """
 
     def change(computation: Computation) -> Computation:
-        lengths = np.array(computation.chunks, int)
-        empty = count(np.arange(lengths.sum()), np.repeat(np.cumsum(lengths), lengths))
+        token, _, _, end = locate_parts(computation)
+        empty = count(token[:, 0], end[:, 0])
 
         def weigh(scores: np.ndarray, allowed: np.ndarray) -> Any:
             column = (*scores.shape[:-1], 1)
