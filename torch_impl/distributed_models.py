@@ -47,6 +47,8 @@ from torch_impl.transformer import (
 __all__ = ["Ranks", "decoder", "encoder", "language_model", "transformer"]
 
 SCHEMES: dict[str, Callable[..., Any]] = {"ring": ring_attention, "heads": head_parallel_attention}
+KINDS = {"encoder": Encoder, "decoder": Decoder, "transformer": Transformer, "language_model": LanguageModel}
+"""The parameters of each function, and of each stack within them."""
 
 
 class Ranks(NamedTuple):
@@ -124,7 +126,7 @@ def encoder(
         ValueError: Sizes or numbers that are not as described, on any rank, or calls that differ.
     """
     (part,) = compare_parts(
-        Encoder, parameters, ranks, configuration, lambda: [Given("", x, dropout, token_types=token_types)]
+        "encoder", parameters, ranks, configuration, lambda: [Given("", x, dropout, token_types=token_types)]
     )
     parameters = sum_gradients(part.members, parameters)
     return compute_encoder_part(parameters, x, part, ranks, configuration, mask, token_types, dropout)[0]
@@ -156,7 +158,7 @@ def decoder(
     Raises:
         TypeError, ValueError: As in `encoder`.
     """
-    (part,) = compare_parts(Decoder, parameters, ranks, configuration, lambda: [Given("", x, dropout, memory=memory)])
+    (part,) = compare_parts("decoder", parameters, ranks, configuration, lambda: [Given("", x, dropout, memory=memory)])
     parameters = sum_gradients(part.members, parameters)
     return compute_decoder_part(parameters, x, memory, part, ranks, configuration, mask, memory_mask, dropout)
 
@@ -193,7 +195,7 @@ def transformer(
         checks.sites(dropout, TransformerDropout)
         return [Given("encoder", source, dropout.encoder), Given("decoder", target, dropout.decoder)]
 
-    source_part, part = compare_parts(Transformer, parameters, ranks, configuration, list_given)
+    source_part, part = compare_parts("transformer", parameters, ranks, configuration, list_given)
     parameters = sum_gradients(part.members, parameters)
     memory, padding = compute_encoder_part(
         parameters.encoder, source, source_part, ranks, configuration, source_mask, None, dropout.encoder
@@ -228,7 +230,7 @@ def language_model(
         TypeError, ValueError: As in `encoder`.
     """
     (part,) = compare_parts(
-        LanguageModel, parameters, ranks, configuration, lambda: [Given("decoder", tokens, dropout)]
+        "language_model", parameters, ranks, configuration, lambda: [Given("decoder", tokens, dropout)]
     )
     parameters = sum_gradients(part.members, parameters)
     x = compute_decoder_part(parameters.decoder, tokens, None, part, ranks, configuration, mask, None, dropout)
@@ -366,7 +368,7 @@ class Given(NamedTuple):
 
 
 def compare_parts(
-    kind: type, parameters: Any, ranks: Ranks, configuration: Configuration, list_given: Callable[[], list[Given]]
+    function: str, parameters: Any, ranks: Ranks, configuration: Configuration, list_given: Callable[[], list[Given]]
 ) -> list[Part]:
     """Compare the calls of all ranks, so that a wrong one is the same error everywhere, and tell what each rank has."""
     members = members_of(ranks.group)
@@ -374,9 +376,9 @@ def compare_parts(
     def describe() -> tuple[dict[str, Any], list[int]]:
         one_of("layout", ranks.layout, LAYOUTS)
         one_of("scheme", ranks.scheme, tuple(SCHEMES))
-        checks.structure("parameters", parameters, kind)
+        checks.structure("parameters", parameters, KINDS[function])
         named = leaves(parameters)
-        options: Any = {"the kind of model": kind.__name__, "ranks": repr(ranks[1:])}
+        options: Any = {"the function": function, "ranks": repr(ranks[1:])}
         options |= {"configuration": repr(configuration), "the number of parameters": len(named)}
         options |= {f"the name of parameter {i}": name for i, name in enumerate(named)}
         for name, array in named.items():
@@ -385,8 +387,7 @@ def compare_parts(
         given = list_given()
         for stack, x, dropout, token_types, memory in given:
             own, name = getattr(parameters, stack) if stack else parameters, stack or "x"
-            own_kind = {"encoder": Encoder, "decoder": Decoder}.get(stack, kind)
-            checks.stack(own, own_kind, x, dropout, token_types, memory)
+            checks.stack(own, KINDS[stack or function], x, dropout, token_types, memory)
             checks.model_over_ranks(own, configuration, dropout)
             for part, array in ((name, x), ("token_types", token_types), ("memory", memory)):
                 options[f"the dtype of {part}"] = None if array is None else dtype_name(array)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from conformance.bounds.arithmetic import Precision
 from conformance.models.error_propagation import carried_bound
@@ -39,6 +40,7 @@ from tests.support.models_on_ranks import (
 )
 from tests.support.ranks import Ranks
 from torch_impl import distributed_models
+from torch_impl.distributed import ring_attention
 from torch_impl.distributed_models import sum_gradients
 from torch_impl.ranks import Members
 
@@ -260,7 +262,7 @@ REFUSED = {
             function="decoder" if rank == 1 else call.function,
             parameters=call.parameters.decoder if rank == 1 else call.parameters,
         ),
-        "the kind of model must be the same on every rank, got LanguageModel on rank 0 and Decoder on rank 1",
+        "the function must be the same on every rank, got language_model on rank 0 and decoder on rank 1",
     ),
     "parameters of another model": (
         lambda call, rank: call._replace(parameters=call.parameters.decoder if rank == 1 else call.parameters),
@@ -301,6 +303,30 @@ def test_every_rank_refuses_token_types_of_one(processes: Ranks) -> None:
     answers = processes.ask(compute_model, [call, without])
     assert len({error for _, error in answers}) == 1
     assert "the dtype of token_types must be the same on every rank" in answers[0][1][1]
+
+
+def encode(given: tuple[ModelCall, dict[str, Any]], group: Any) -> None:
+    """A rank's part of an encoder, with other options."""
+    call, changes = given
+    inputs, options, _ = call.cut(dist.get_rank(group))
+    parameters, inputs, options = mapped(torch.tensor, (call.parameters, inputs, options))
+    ranks = distributed_models.Ranks(group)
+    distributed_models.encoder(parameters, *inputs, configuration=call.configuration, **options | changes, ranks=ranks)
+
+
+def attend_or_encode(call: ModelCall, group: Any) -> None:
+    if dist.get_rank(group) == 0:
+        ring_attention(*torch.ones(3, 1, 2, 3, 4), group=group)
+    else:
+        encode((call, {}), group)
+
+
+@pytest.mark.rule("DIST-5", "DIST-7")
+def test_a_model_does_not_meet_attention(processes: Ranks) -> None:
+    call = model_call(example_of("encoder", 6), "float32", 2, "contiguous", "ring")
+    message = "the function must be the same on every rank, got ring_attention on rank 0 and encoder on rank 1"
+    answers = processes.ask(attend_or_encode, [call] * 2)
+    assert [error for _, error in answers] == [("ValueError", message)] * 2
 
 
 @pytest.mark.rule("DIST-7")
