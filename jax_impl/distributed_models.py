@@ -366,7 +366,7 @@ def describe_part(
     one_of("layout", ranks.layout, LAYOUTS)
     one_of("scheme", ranks.scheme, tuple(SCHEMES))
     checks.stack(parameters, kind, x, dropout, types, memory)
-    checks.model_over_ranks(parameters, configuration, dropout)
+    checks.model_over_ranks(parameters, configuration, x, dropout, types)
     count = lax.axis_size(ranks.axis_name)
     return Part(ranks.axis_name, tuple(even_pieces(x.shape[1] * count, count, ranks.layout)))
 

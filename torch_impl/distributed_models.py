@@ -388,7 +388,7 @@ def compare_parts(
         for stack, x, dropout, token_types, memory in given:
             own, name = getattr(parameters, stack) if stack else parameters, stack or "x"
             checks.stack(own, KINDS[stack or function], x, dropout, token_types, memory)
-            checks.model_over_ranks(own, configuration, dropout)
+            checks.model_over_ranks(own, configuration, x, dropout, token_types)
             for part, array in ((name, x), ("token_types", token_types), ("memory", memory)):
                 options[f"the dtype of {part}"] = None if array is None else dtype_name(array)
                 shape = None if array is None else [array.shape[0], *array.shape[2:]]

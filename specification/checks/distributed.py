@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specification.checks.arguments import described, real_number, refuse
+from specification.arrays import Array
+from specification.checks.arguments import described, real_number, refuse, shape_of
+from specification.checks.shapes import check_array
 from specification.configuration import Configuration
 from specification.dropout import StackDropout
-from specification.parameters import Decoder, Encoder, ImageEmbedding
+from specification.parameters import Decoder, Encoder, ImageEmbedding, leaves
 
 __all__ = ["bias_of_ranks", "heads_of_ranks", "model_over_ranks", "plain_numbers", "same_calls"]
 
@@ -50,8 +52,17 @@ def bias_of_ranks(shapes: Sequence[tuple[int, ...]], queries: Sequence[int], key
     return one_row
 
 
-def model_over_ranks(parameters: Encoder | Decoder, configuration: Configuration, dropout: StackDropout) -> None:
-    """Check that ranks can share the sequence of a model (DIST-7)."""
+def model_over_ranks(
+    parameters: Encoder | Decoder,
+    configuration: Configuration,
+    x: Array,
+    dropout: StackDropout,
+    token_types: Array | None = None,
+) -> None:
+    """Check that ranks can share the sequence of a model, and that token types and dropout fit this rank's x (DIST-7).
+
+    A rank that refused them later would leave the others waiting.
+    """
     if configuration.empty_rows != "zero":
         refuse("empty_rows", "be 'zero' over ranks", configuration.empty_rows)
     if isinstance(parameters.embedding, ImageEmbedding):
@@ -60,3 +71,9 @@ def model_over_ranks(parameters: Encoder | Decoder, configuration: Configuration
         for name, site in block._asdict().items():
             if "attention" in name and site.inner is not None:
                 refuse("dropout", "leave the weights of attention over ranks", f"some for {name}")
+    B, T = x.shape[:2]
+    if token_types is not None:
+        check_array("token_types", token_types, "Integer", "B T", B=B, T=T)
+    for name, keep in leaves(dropout).items():
+        if name.endswith(".keep") and shape_of(name, keep)[:2] != (B, T):
+            refuse(f"dropout{name}", f"have shape [{B}, {T}, ...]", [*keep.shape])

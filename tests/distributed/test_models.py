@@ -6,15 +6,20 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as Spec
 
 from conformance.bounds.arithmetic import Precision
 from conformance.models.error_propagation import carried_bound
+from jax_impl import distributed_models as on_devices
 from specification import checks
 from specification.checkpoints import flatten
+from specification.dropout import Dropout, StackDropout
 from specification.parameters import mapped
 from tests.models.test_gradients import (
     EXAMPLES,
@@ -314,6 +319,27 @@ def encode(given: tuple[ModelCall, dict[str, Any]], group: Any) -> None:
     distributed_models.encoder(parameters, *inputs, configuration=call.configuration, **options | changes, ranks=ranks)
 
 
+OF_OTHER_LENGTHS: dict[str, tuple[dict[str, Any], str]] = {
+    "token types": (
+        {"token_types": torch.zeros(3, 4, dtype=torch.int64)}, "token_types must have shape [3, 3], got [3, 4]",
+    ),
+    "dropout": (
+        {"dropout": StackDropout(Dropout(torch.ones(3, 4, 16, dtype=torch.bool), 0.1))},
+        "dropout.embedding.keep must have shape [3, 3, ...], got [3, 4, 16]",
+    ),
+}  # fmt: skip
+"""Options of one rank, which has three positions."""
+
+
+@pytest.mark.parametrize("name", OF_OTHER_LENGTHS)
+@pytest.mark.rule("DIST-5", "DIST-7")
+def test_every_rank_refuses_what_one_has_of_another_length(processes: Ranks, name: str) -> None:
+    changes, message = OF_OTHER_LENGTHS[name]
+    call = model_call(example_of("encoder", 6), "float32", 2, "contiguous", "ring")
+    answers = processes.ask(encode, [(call, {}), (call, changes)])
+    assert [error for _, error in answers] == [("ValueError", message)] * 2
+
+
 def attend_or_encode(call: ModelCall, group: Any) -> None:
     if dist.get_rank(group) == 0:
         ring_attention(*torch.ones(3, 1, 2, 3, 4), group=group)
@@ -330,11 +356,28 @@ def test_a_model_does_not_meet_attention(processes: Ranks) -> None:
 
 
 @pytest.mark.rule("DIST-7")
+def test_token_types_of_the_whole_are_refused_on_devices() -> None:
+    """Each rank would take the first of them for its own."""
+    example, axis = example_of("encoder", 6), Spec(None, "ranks")
+    types = np.concatenate([example.options["token_types"]] * 2, axis=1)
+
+    def encode(tokens: jax.Array) -> jax.Array:
+        ranks, configuration = on_devices.Ranks("ranks"), example.configuration
+        return on_devices.encoder(
+            example.parameters, tokens, configuration=configuration, token_types=types, ranks=ranks
+        )
+
+    mesh = Mesh(np.array(jax.devices()[:1]), ("ranks",))
+    with pytest.raises(ValueError, match=r"token_types must have shape \[3, 6\], got \[3, 12\]"):
+        jax.eval_shape(jax.shard_map(encode, mesh=mesh, in_specs=axis, out_specs=axis), *example.inputs)
+
+
+@pytest.mark.rule("DIST-7")
 def test_dropout_of_attention_weights_is_refused() -> None:
     example = EXAMPLES["dropout, encoder"]()
     configuration = replace(example.configuration, empty_rows="zero")
     with pytest.raises(ValueError, match="dropout must leave the weights of attention over ranks, got some for attent"):
-        checks.model_over_ranks(example.parameters, configuration, example.options["dropout"])
+        checks.model_over_ranks(example.parameters, configuration, *example.inputs, example.options["dropout"])
 
 
 @pytest.mark.rule("DIST-7")
