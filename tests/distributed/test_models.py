@@ -19,7 +19,7 @@ from conformance.models.error_propagation import carried_bound
 from jax_impl import distributed_models as on_devices
 from specification import checks
 from specification.checkpoints import flatten
-from specification.dropout import Dropout, StackDropout
+from specification.dropout import Dropout, StackDropout, TransformerDropout
 from specification.parameters import mapped
 from tests.models.test_gradients import (
     EXAMPLES,
@@ -49,8 +49,8 @@ from torch_impl.distributed import ring_attention
 from torch_impl.distributed_models import sum_gradients
 from torch_impl.ranks import Members
 
-NOT_SHARED = ("dropout", "patch_size", "empty_rows", "pooling", "classifier", "embedding alone", "equal maxima",
-              "nothing to pool", "masks beside padding, classifier", "today, vit")  # fmt: skip
+NOT_SHARED = ("dropout, classifier", "patch_size", "empty_rows", "pooling", "classifier", "embedding alone",
+              "equal maxima", "nothing to pool", "masks beside padding, classifier", "today, vit")  # fmt: skip
 NAMES = [name for name in EXAMPLES if not name.startswith(NOT_SHARED)]
 """Examples of models whose sequence ranks can share."""
 DAILY = {
@@ -62,6 +62,7 @@ DAILY = {
     "today, llama": (4, "zigzag", "ring"),
     "today, gpt_oss": (2, "zigzag", "heads"),
     "today, t5": (3, "contiguous", "ring"),
+    "dropout, pre-norm": (3, "zigzag", "ring"),
 }
 WAYS = [(1, "contiguous", "ring"), (2, "contiguous", "heads"), (3, "contiguous", "ring"), (4, "zigzag", "ring"),
         (8, "zigzag", "ring")]  # fmt: skip
@@ -69,17 +70,30 @@ WAYS = [(1, "contiguous", "ring"), (2, "contiguous", "heads"), (3, "contiguous",
 
 @cache
 def example_of(name: str, length: int | None = None) -> Example:
-    """Rows that may attend to nothing get zeros, and no ReLU turns by what 16 bits round away.
+    """Rows that may attend to nothing get zeros, no ReLU turns by what 16 bits round away, and no weight is dropped.
 
     length: of all inputs, which are repeated until then.
     """
     example = EXAMPLES[name]()
     changes = {"empty_rows": "zero"} | ({"activation": "gelu"} if example.configuration.activation == "relu" else {})
     example = example._replace(configuration=replace(example.configuration, **changes))
+    if "dropout" in example.options:
+        example = example._replace(options={"dropout": keep_weights(example.options["dropout"])})
     if length is None:
         return example
     options = {name: stretch(array, length) for name, array in example.options.items() if name == "token_types"}
     return example._replace(inputs=tuple(stretch(array, length) for array in example.inputs), options=options)
+
+
+def keep_weights(dropout: Any) -> Any:
+    """The dropout but for that of attention's weights."""
+    if isinstance(dropout, TransformerDropout):
+        return TransformerDropout(*map(keep_weights, dropout))
+    blocks = [
+        block._replace(**{name: site._replace(inner=None) for name, site in block._asdict().items() if "att" in name})
+        for block in dropout.blocks
+    ]
+    return dropout._replace(blocks=blocks)
 
 
 def stretch(array: np.ndarray, length: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from specification.checkpoints import flatten
 from specification.distributed import shard_positions
 from specification.parameters import mapped
 from tests.support.devices import replaced
+from training.packages import converted
 
 SIZE = "the sizes of parts of "
 """Before a parameter's name: the sum over ranks of the sizes of what they add up to its gradient."""
@@ -22,7 +24,7 @@ SIZE = "the sizes of parts of "
 class ModelCall(NamedTuple):
     """A model's function and arrays, in the dtype in which it is called, and how ranks share the sequence.
 
-    lengths: of the inputs' parts on each rank, where they are not even. token_types: one of `options`.
+    lengths: of the inputs' parts on each rank, where they are not even. token_types, dropout: of `options`.
     """
 
     function: str
@@ -50,6 +52,14 @@ class ModelCall(NamedTuple):
         options = dict(self.options)
         if options.get("token_types") is not None:
             options["token_types"] = options["token_types"][:, self.positions(0, rank)]
+        if "dropout" in options:
+            dropout = options["dropout"]
+            stacks = dropout if self.function == "transformer" else [dropout]
+            cut = [
+                converted(stack, partial(np.take, indices=self.positions(i, rank), axis=1))
+                for i, stack in enumerate(stacks)
+            ]
+            options["dropout"] = type(dropout)(*cut) if self.function == "transformer" else cut[0]
         # What comes out has the positions of the last input, but for a decoder's memory.
         last = 1 if self.function == "transformer" else 0
         return inputs, options, self.cotangent[:, self.positions(last, rank)]
@@ -88,7 +98,7 @@ def compute_model(call: ModelCall, group: Any) -> dict[str, np.ndarray]:
     arrays = TorchArrays()
     inputs, options, cotangent = call.cut(dist.get_rank(group))
     own: Any = mapped(arrays.array, {"parameters": call.parameters, "inputs": inputs})
-    options = {name: map_arrays(value, arrays.array) if "mask" in name else arrays.array(value)
+    options = {name: map_arrays(value, arrays.array) if "mask" in name else converted(value, arrays.array)
                for name, value in options.items()}  # fmt: skip
     wanted = {name: tensor.requires_grad_() for name, tensor in flatten(own).items() if tensor.is_floating_point()}
     function = getattr(distributed_models, call.function)
