@@ -85,7 +85,7 @@ class TorchOnRanks(Torch):
 
     def share(self, counted: np.ndarray, rows: np.ndarray) -> float:
         """Return the share of the counted targets, [B] or [B, T], that stand in this rank's rows."""
-        return float(counted[rows].sum() / counted.sum())
+        return float(counted[rows].sum() / max(counted.sum(), 1))
 
     def wrap(self, parameters: ModelParameters) -> Any:
         """The loss of this rank's rows, as a module whose gradients are means over ranks."""

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specification.parameters import leaves
 from tests.support.devices import Devices
 from tests.support.ranks import Ranks
 from tests.support.small_runs import OPTIONS, command, logged, write_reviews
 from tests.training.test_lockstep import course_of, prepared, trainer_of
 from training.lockstep.plans import PLANS
 from training.ranks import JaxOnDevices, TorchOnRanks
+from training.translation.vocabulary import PADDING
 
 RANKS = 3
 
@@ -88,6 +90,19 @@ def test_steps_on_ranks_conform(processes: Ranks, task: str) -> None:
 def test_a_rank_without_targets(processes: Ranks, task: str) -> None:
     """Of two rows, the last of three ranks has none."""
     assert processes.ask(departures_on_a_rank, [(TorchOnRanks, task, 2)] * RANKS) == [(set(), None)] * RANKS
+
+
+def step_without_targets(task: str, group: Any) -> tuple[float, float]:
+    """The loss of a batch of padding, and its largest gradient."""
+    plan, ((given, _), _) = prepared(task, "float64")
+    package, targets = TorchOnRanks(RANKS), np.full_like(given.batch.targets, PADDING)
+    parameters, batch = package.arrays(given.state.parameters), given.batch._replace(targets=targets)
+    step = package.step(plan.settings.task(), parameters, batch)
+    return float(step.loss), max(float(gradient.abs().max()) for gradient in leaves(step.gradients).values())
+
+
+def test_ranks_of_which_none_has_targets(processes: Ranks) -> None:
+    assert processes.ask(step_without_targets, ["translation"] * RANKS) == [((0, 0), None)] * RANKS
 
 
 @pytest.mark.parametrize("fault", FAULTS)
