@@ -240,7 +240,7 @@ def test_planted_faults(processes: Ranks, fault: str) -> None:
 @pytest.mark.parametrize("target_mask", ["causal and real keys", "causal and real queries"])
 @pytest.mark.rule("DIST-5", "DIST-7")
 def test_what_ranks_compare_of_a_mask_grows_with_the_length(monkeypatch: pytest.MonkeyPatch, target_mask: str) -> None:
-    """And not with its square. Without a process group there is one rank, which describes its calls too."""
+    """It does not grow with the square. Without a process group there is one rank, and it describes its calls too."""
     example, sizes = example_of("target_mask=causal and real queries", 24), []
     monkeypatch.setattr("torch_impl.ranks.fingerprint", lambda array: sizes.append(array.numel()))
     parameters, inputs = mapped(torch.tensor, (example.parameters, example.inputs))

@@ -115,7 +115,7 @@ def test_same_core(implementation: Implementation, file: str, name: str) -> None
 @pytest.mark.parametrize("file", sorted(ON_RANKS))
 @pytest.mark.rule("DIST-1", "DIST-6", "DIST-7")
 def test_same_signatures_on_ranks(file: str) -> None:
-    """In both ports, and of what is done on one rank too the definition's, with `ranks` or `group` at the end."""
+    """Both ports have the same; an operation of the definition has its parameters, and the ranks after them."""
     ports = [importlib.import_module(f"{package}.{Path(file).stem}") for package in PORTS]
     assert ports[0].__all__ == ports[1].__all__
     for name in ports[0].__all__:
