@@ -109,9 +109,8 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
     )  # fmt: skip
     written |= walk.rendered(made, examples) | diagram.rendered(made) | dialect_pages.rendered(made, examples)
     written |= ranks.rendered(made)
-    navigation = made.get_template("navigation.html").render(page="playground")
-    playing.write(out / "playground.html", base, home="index.html", navigation=navigation, style=navigation_style())
-    paths = [out / "playground.html"]
+    navigation = {name: made.get_template("navigation.html").render(page=name) for name in playing.PLAYGROUNDS}
+    paths = playing.write(out, base, home="index.html", navigation=navigation, style=navigation_style())
     for name, text in written.items():
         path = out / f"{name}.html"
         path.write_text(text)

@@ -1,6 +1,6 @@
 "use strict";
 
-/* The form: what a field's text means, and the setting that it changes. Starts the page. */
+/* The form: what a field's text means, and the setting that it changes. */
 
 const lists = {
   parts: (text) => text.trim().split(/[\s,]+/),
@@ -23,16 +23,13 @@ const KINDS = {
   whole: { read: (text) => needed(whole(text), "a whole number"), write: String },
   "whole or none": { read: (text) => optional(text, whole, "a whole number"), write: (value) => value ?? "" },
   distance: { read: (text) => optional(text, whole, "a whole number"), write: (value) => value ?? "" },
+  number: { read: (text) => needed(number_from(text), "a number"), write: text_of },
   "number or none": { read: (text) => optional(text, number_from, "a number"), write: (value) => (value === null ? "" : text_of(value)) },
   signs: {
     read: (text, old) => lists.read(text.replace(/(?<=[01])(?=[01])/g, " "), old, (sign) => ({ 0: false, 1: true })[sign] ?? null, "signs of 1 (keep) or 0"),
     write: (value) => value.map(Number).join(" "),
   },
   "whole numbers": { read: (text, old) => lists.read(text, old, whole, "whole numbers"), write: (value) => value.join(" ") },
-  sinks: {
-    read: (text) => (text.trim() === "" ? null : lists.read(text, Array(page.setting.H), number_from, "numbers, one for each query head")),
-    write: (value) => (value === null ? "" : value.map(text_of).join(" ")),
-  },
   choice: { read: (text) => text, write: String },
 };
 
@@ -52,15 +49,7 @@ function show_fields() {
     else field.value = KINDS[field.dataset.kind].write(holder[name]);
     field.removeAttribute("aria-invalid");
   }
-  found("bias-on").checked = setting.bias !== null;
-  const choose = (select, numbers, chosen) => {
-    select.replaceChildren(...numbers.map((number) => element("option", {}, String(number))));
-    select.value = chosen;
-  };
-  const groups = names("", setting.H).map((_, n) => n + 1).filter((G) => setting.H % G === 0);
-  choose(document.querySelector('[data-size="G"]'), groups, setting.G);
-  choose(found("head"), names("", setting.H).map((_, n) => n), page.head);
-  found("head").parentElement.hidden = setting.H === 1;
+  for (const tick of document.querySelectorAll("[data-optional]")) tick.checked = setting[tick.dataset.optional] !== null;
   for (const field of document.querySelectorAll("input[data-size]")) {
     field.max = LIMITS[field.dataset.size];
     field.value = setting[field.dataset.size];
@@ -88,57 +77,22 @@ function read_field(field) {
 
 function read_size(field) {
   const { size } = field.dataset;
-  const number = Math.min(Math.max(Math.round(Number(field.value)) || 1, 1), LIMITS[size]);
-  const sizes = { [size]: number };
-  if (size === "H") sizes.G = Math.max(...[1, 2, 3, 4].filter((G) => number % G === 0 && G <= page.setting.G));
-  show(resized(page.setting, sizes), page.head);
+  show(resized(page.setting, { [size]: Math.min(Math.max(Math.round(Number(field.value)) || 1, 1), LIMITS[size]) }));
 }
 
-function start() {
-  for (const preset of PRESETS) {
-    const button = element("button", { type: "button", "data-preset": preset.id, "aria-pressed": "false" }, preset.title);
-    button.addEventListener("click", () => show_preset(preset));
-    found("presets").append(element("li", {}, button));
-  }
-  for (const field of document.querySelectorAll("[data-path]"))
-    field.addEventListener(field.type === "text" ? "input" : "change", () => read_field(field));
-  for (const field of document.querySelectorAll("[data-size]")) field.addEventListener("change", () => read_size(field));
-  found("head").addEventListener("change", () => show(page.setting, Number(found("head").value)));
-  found("bias-on").addEventListener("change", () => {
-    const { Q, K } = page.setting;
-    page.setting.bias = found("bias-on").checked ? filled([Q, K], () => 0) : null;
-    show(page.setting, page.head);
-  });
-  if (matchMedia("(max-width: 60rem)").matches) for (const group of document.querySelectorAll("form details")) group.open = false;
-  start_theme();
-  found("playground").hidden = false;
-  addEventListener("hashchange", show_address);
-  show_address();
+/** An array that the setting may have or not: zeros at first. */
+function read_tick(tick) {
+  const name = tick.dataset.optional;
+  page.setting[name] = tick.checked ? OPTIONAL[name](page.setting) : null;
+  show(page.setting);
 }
 
-/** Light or dark by choice, which is kept where the browser lets a page keep things. */
-function start_theme() {
-  const choose = (theme) => {
-    found("theme").value = theme;
-    if (theme) document.documentElement.dataset.theme = theme;
-    else delete document.documentElement.dataset.theme;
+function listen_to_fields() {
+  const listen = (selector, react) => {
+    for (const field of document.querySelectorAll(selector))
+      field.addEventListener(field.type === "text" ? "input" : "change", () => react(field));
   };
-  try {
-    choose(localStorage.getItem("theme") ?? "");
-  } catch {
-    choose("");
-  }
-  // From another tab, or from the page just left: its choice may arrive after this page has read the store.
-  addEventListener("storage", (event) => { if (event.key === "theme") choose(event.newValue ?? ""); });
-  found("theme").parentElement.hidden = false;
-  found("theme").addEventListener("change", () => {
-    choose(found("theme").value);
-    try {
-      localStorage.setItem("theme", found("theme").value);
-    } catch {
-      // The choice then holds for this visit.
-    }
-  });
+  listen("[data-path]", read_field);
+  for (const field of document.querySelectorAll("[data-size]")) field.addEventListener("change", () => read_size(field));
+  listen("[data-optional]", read_tick);
 }
-
-start();

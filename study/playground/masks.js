@@ -2,26 +2,7 @@
 
 /* Mask descriptions made into arrays, as reference_numpy/masks.py does it (MASK-1 to MASK-6).
 
-   Functions, steps and their names are those of the definition. Arrays are nested lists, and every size is at least 1.
-   True = this query may attend to this key. */
-
-// --- arrays as nested lists ------------------------------------------------------------------------------------------
-
-/** The array of these sizes whose element at each index is entry(...index). */
-function filled(sizes, entry, ...index) {
-  if (index.length === sizes.length) return entry(...index);
-  return Array.from({ length: sizes[index.length] }, (_, n) => filled(sizes, entry, ...index, n));
-}
-
-function shape(array) {
-  return Array.isArray(array) ? [array.length, ...shape(array[0])] : [];
-}
-
-/** convert(element, ...index) of every element. */
-function mapped(array, convert, ...index) {
-  if (!Array.isArray(array)) return convert(array, ...index);
-  return array.map((part, n) => mapped(part, convert, ...index, n));
-}
+   Functions, steps and their names are those of the definition. True = this query may attend to this key. */
 
 /** An element of an array [Q, K] or [B or 1, H or 1, Q, K]. */
 function at(array, b, h, i, j) {

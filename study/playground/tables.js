@@ -54,15 +54,16 @@ function number_cell(number, largest, extra = {}) {
   return element("td", { ...told, class: `${kind} ${extra.class ?? ""}`.trim() }, short(number));
 }
 
-function forbidden_cell() {
+/** A cell without a number, for a reason that is read out. */
+function hatched_cell(reason) {
   const dot = element("span", { "aria-hidden": "true" }, "·");
-  return element("td", { class: "forbidden" }, dot, element("span", { class: "unseen" }, "forbidden"));
+  return element("td", { class: "forbidden" }, dot, element("span", { class: "unseen" }, reason));
 }
 
-/** A table of numbers that cannot be edited; where `allowed` forbids, the cell says so instead. */
-function number_table(row_names, column_names, rows, { allowed = null, largest = largest_size(rows) } = {}) {
+/** A table of numbers that cannot be edited; where `allowed` forbids, the cell gives the reason instead. */
+function number_table(row_names, column_names, rows, { allowed = null, reason = "forbidden", largest = largest_size(rows) } = {}) {
   return grid(row_names, column_names, (i, j) =>
-    allowed && !allowed[i][j] ? forbidden_cell() : number_cell(rows[i][j], largest),
+    allowed && !allowed[i][j] ? hatched_cell(reason) : number_cell(rows[i][j], largest),
   );
 }
 
@@ -89,14 +90,4 @@ function editable_table(name, row_names, column_names, rows, change) {
     return holder;
   };
   return grid(row_names, column_names, cell);
-}
-
-const text_of = (number) => String(number).replace("Infinity", "inf").replace("NaN", "nan");
-
-/** The number that a reader typed, "inf", "-inf" and "nan" among them; null where it is none. */
-function number_from(text) {
-  const trimmed = text.trim().toLowerCase().replace("−", "-").replace("∞", "inf");
-  const special = { inf: Infinity, "+inf": Infinity, "-inf": -Infinity, nan: NaN };
-  if (trimmed in special) return special[trimmed];
-  return trimmed === "" || !Number.isFinite(Number(trimmed)) ? null : Number(trimmed);
 }

@@ -100,8 +100,8 @@ def test_the_playground_without_javascript(chromium: Any, playground: Path) -> N
     assert linked == {ROOT / "SPEC.md", ROOT / "reference_numpy" / "attention_steps.py"}
 
 
-def test_the_playground_links_below_a_base_address(tmp_path: Path) -> None:
-    playing.write(tmp_path / "deep" / "page.html", base="https://example.org/tree/", home="index.html")
-    text = (tmp_path / "deep" / "page.html").read_text()
-    assert 'href="https://example.org/tree/SPEC.md"' in text
-    assert '<a href="index.html">' in text
+def test_playgrounds_link_below_a_base_address(tmp_path: Path) -> None:
+    for path in playing.write(tmp_path / "deep", base="https://example.org/tree/", home="index.html"):
+        text = path.read_text()
+        assert 'href="https://example.org/tree/SPEC.md"' in text
+        assert '<a href="index.html">' in text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conformance.side_by_side.operations import OPERATIONS
-from study import site, walk
+from study import playing, site, walk
 from study.lessons import Symbol, lessons, names, unexplained
 from study.pages import ENGINE
 from study.results import gather
@@ -194,7 +194,7 @@ def test_the_start_has_three_ways_in(built: Path) -> None:
     assert re.findall(r'<a href="(\w+)\.html[^"]*" class="box attention"', main)
 
 
-@pytest.mark.parametrize("name", ["attention", "playground"])
+@pytest.mark.parametrize("name", ["attention", *playing.PLAYGROUNDS])
 def test_the_contents_stand_beside_or_fold(name: str, chromium: Any, built: Path) -> None:
     with browser.opened(chromium, built / f"{name}.html", size=browser.SMALL_LAPTOP) as (page, errors, _):
         assert page.locator(".side summary").is_hidden()

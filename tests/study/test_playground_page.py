@@ -251,17 +251,17 @@ def test_an_address_that_holds_no_setting(fragment: str, chromium: Any, playgrou
 
 Check = Callable[[Any, Path], None]
 FAULTS: dict[str, tuple[str, str, str, Check]] = {
-    "another head shown": ("playground.js", "array[0][head]", "array[0][0]", test_sizes_and_heads),
-    "a click that flips nothing": ("playground.js", "= !array[i][j]", "= array[i][j]", test_a_click_on_the_mask),
-    "a click beside what holds already": ("playground.js", '.on = name === "dense"', ".on = true",
+    "another head shown": ("attention_page.js", "array[0][head]", "array[0][0]", test_sizes_and_heads),
+    "a click that flips nothing": ("attention_page.js", "= !array[i][j]", "= array[i][j]", test_a_click_on_the_mask),
+    "a click beside what holds already": ("attention_page.js", '.on = name === "dense"', ".on = true",
           test_a_click_on_the_mask),
-    "arrows the other way": ("playground.js", "ArrowDown: [1, 0]", "ArrowDown: [-1, 0]", test_the_keyboard_alone),
+    "arrows the other way": ("attention_page.js", "ArrowDown: [1, 0]", "ArrowDown: [-1, 0]", test_the_keyboard_alone),
     "a field without effect": ("fields.js", "  changed();\n}\n\nfunction read_size", "}\nfunction read_size",
           test_every_control),
     "numbers of the last setting": ("tables.js", "rows[i][j] = number;", "", test_every_control),
-    "an address without its mask": ("address.js", "if (on) told.push", "if (false) told.push",
+    "an address without its mask": ("attention_address.js", "if (on) told.push", "if (false) told.push",
           partial(test_ready_made_settings_and_their_addresses, "causal")),
-    "old numbers beside a refusal": ("playground.js", 'found("computed").replaceChildren();', "",
+    "old numbers beside a refusal": ("page.js", 'found("computed").replaceChildren();', "",
           partial(test_what_the_definition_refuses, "softcap")),
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ import pytest
 
 from conformance.side_by_side.operations import OPERATIONS
 from conformance.side_by_side.sources import LABELS
+from study import playing
 from tests.support import browser
 
 pytestmark = pytest.mark.slow  # the whole site has to be built
@@ -213,7 +214,7 @@ def test_light_and_dark_by_choice(chromium: Any, whole_site: Path) -> None:
         assert page.evaluate(paper) == light
 
 
-@pytest.mark.parametrize("name", ["softmax", "playground"])
+@pytest.mark.parametrize("name", ["softmax", *playing.PLAYGROUNDS])
 def test_open_pages_agree_on_light_and_dark(chromium: Any, whole_site: Path, name: str) -> None:
     theme = "document.documentElement.dataset.theme"
     with browser.opened(chromium, whole_site / "index.html") as watched:

@@ -29,7 +29,7 @@ from conformance.side_by_side.terminal import count_columns, render_meaning
 from specification import MODEL_RULES, RULES
 from specification.dialects import DIALECTS
 from study import __main__ as study_command
-from study import divergences, site
+from study import divergences, playing, site
 from study.divergences import made_of, matrix
 from study.examples import examples, worked
 from study.pages import MARKDOWN
@@ -76,7 +76,7 @@ def test_there_is_a_page_for_each_operation(built: Path) -> None:
         "index",
         "walk",
         "lookup",
-        "playground",
+        *playing.PLAYGROUNDS,
         "found",
         "rules",
         "api",

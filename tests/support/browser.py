@@ -110,23 +110,30 @@ def pages_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.html"))
 
 
-# --- the playground ---------------------------------------------------------------------------------------------------
+# --- the playgrounds --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def playgrounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all. A module takes it by `playgrounds = browser.playgrounds`."""
+    folder = tmp_path_factory.mktemp("playgrounds")
+    playing.main(["--out", str(folder)])
+    return folder
 
 
 @pytest.fixture(scope="session")
 def playground(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of the playground. A module takes it by `playground = browser.playground`."""
-    path = tmp_path_factory.mktemp("playground") / "playground.html"
-    playing.main(["--out", str(path)])
-    return path
+    """The file of attention's."""
+    return playing.write(tmp_path_factory.mktemp("playground"))[0]
 
 
-def faulty_playground(folder: Path, name: str, right: str, wrong: str) -> Path:
+def faulty_playground(folder: Path, name: str, right: str, wrong: str, *, which: str = "playground") -> Path:
     """A playground of which the source `name` has `wrong` in the place of `right`."""
     text = (playing.FOLDER / name).read_text()
     assert text.count(right) == 1, f"{text.count(right)} places for {right!r}"
-    path = folder / "playground.html"
-    path.write_text(playing.page(definition="", rules="", sources={name: text.replace(right, wrong)}))
+    path = folder / f"{which}.html"
+    sources = {name: text.replace(right, wrong)}
+    path.write_text(playing.page(playing.PLAYGROUNDS[which], definition="", rules="", sources=sources))
     return path
 
 

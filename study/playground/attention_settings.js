@@ -7,6 +7,7 @@
    on holds at once. */
 
 const LIMITS = { Q: 8, K: 8, D: 6, V: 6, H: 4, G: 4 };
+const OPTIONAL = { bias: ({ Q, K }) => filled([Q, K], () => 0) };
 const DESCRIPTIONS = ["causal", "window", "lengths", "padding", "segments", "dense"];
 
 /** Small numbers with one digit, the same at every visit. */
@@ -58,9 +59,10 @@ const PRESETS = [
   { id: "hidden", title: "NaN behind a mask", look: "Keys and values 3 and 4 are NaN and beyond the length. A weight of 0 would not be enough, since 0 times NaN is NaN; they are left out of the arithmetic. Raise the length to 4 to let one in.", make: () => setting_of({}, { key: spoiled(filled([1, 5, 2], sample(5))), value: spoiled(filled([1, 5, 2], sample(8))), mask: { lengths: { on: true, length: 3 } } }) },
 ];
 
-/** The setting with other sizes: numbers that were there stay, new ones are samples. */
+/** The setting with other sizes: numbers that were there stay, new ones are samples; key heads fit the query heads. */
 function resized(setting, sizes) {
-  const next = setting_of({ ...setting, ...sizes });
+  const { H, G } = { ...setting, ...sizes };
+  const next = setting_of({ ...setting, ...sizes, G: Math.max(...[1, 2, 3, 4].filter((fit) => H % fit === 0 && fit <= G)) });
   const keep = (fresh, old) => mapped(fresh, (number, ...index) => index.reduce((part, n) => part?.[n], old) ?? number);
   for (const name of ["query", "key", "value"]) next[name] = keep(next[name], setting[name]);
   next.bias = setting.bias && keep(filled([next.Q, next.K], () => 0), setting.bias);

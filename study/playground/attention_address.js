@@ -2,8 +2,6 @@
 
 /* A setting as the text behind # in the address, and back: what is left out there is off. */
 
-const list = (array) => array.flat(Infinity).join(",");
-
 /** An array of booleans as 0110, one of integers as 0.1.1.2, a number as itself, null as "none". */
 function field_text(field) {
   if (!Array.isArray(field)) return String(field ?? "none");
@@ -23,45 +21,11 @@ function to_hash(setting) {
   return told.map((pair) => pair.join("=")).join("&");
 }
 
-function number_of(digits) {
-  const number = Number(digits);
-  if (!digits || (Number.isNaN(number) && digits !== "NaN")) throw new Error(`"${digits}" is no number`);
-  return number;
-}
-
-function whole_number_of(digits) {
-  if (!Number.isSafeInteger(number_of(digits))) throw new Error(`"${digits}" is no whole number`);
-  return Number(digits);
-}
-
-function boolean_of(sign) {
-  if (sign !== "0" && sign !== "1") throw new Error(`"${sign}" is neither 0 nor 1`);
-  return sign === "1";
-}
-
-/** The array of these sizes whose elements stand in the text one after the other. */
-function array_of(text, sizes, read, separator) {
-  const flat = (text ?? "").split(separator).map(read);
-  const count = sizes.reduce((product, size) => product * size, 1);
-  if (flat.length !== count) throw new Error(`${flat.length} numbers where there should be ${count}`);
-  return filled(sizes, (...index) => flat[index.reduce((place, n, axis) => place * sizes[axis] + n, 0)]);
-}
-
 /** What stands in the place of `old`, which says what kind of thing it is. */
 function field_of(text, old) {
   if (!Array.isArray(old)) return text === "none" ? null : whole_number_of(text);
   if (typeof old.flat()[0] === "boolean") return array_of(text, shape(old), boolean_of, "");
   return array_of(text, shape(old), whole_number_of, ".");
-}
-
-function sizes_of(text) {
-  const names = Object.keys(LIMITS);
-  const numbers = array_of(text, [names.length], whole_number_of, ",");
-  const sizes = Object.fromEntries(names.map((name, n) => [name, numbers[n]]));
-  for (const name of names)
-    if (sizes[name] < 1 || sizes[name] > LIMITS[name]) throw new Error(`${name} must be from 1 to ${LIMITS[name]}`);
-  if (sizes.H % sizes.G !== 0) throw new Error("H must be a multiple of G");
-  return sizes;
 }
 
 /** Throws an Error that says why, where the text holds no setting. */

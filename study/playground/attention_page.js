@@ -1,10 +1,11 @@
 "use strict";
 
-/* The page: fields change the setting, and everything computed from it is drawn anew. */
+/* Attention on the page: the arrays that are given, and everything computed from them. */
 
-const page = { setting: null, head: 0, timer: null };
-const found = (id) => document.getElementById(id);
-const names = (word, count) => Array.from({ length: count }, (_, n) => `${word} ${n}`);
+KINDS.sinks = {
+  read: (text) => (text.trim() === "" ? null : lists.read(text, Array(page.setting.H), number_from, "numbers, one for each query head")),
+  write: (value) => (value === null ? "" : value.map(text_of).join(" ")),
+};
 
 // --- what is given ---------------------------------------------------------------------------------------------------
 
@@ -13,7 +14,25 @@ function key_head(setting, head) {
   return Math.floor(head / (setting.H / setting.G));
 }
 
+/** The numbers of key heads that fit the query heads, and the heads of which one is shown. */
+function draw_heads() {
+  const { setting } = page;
+  const choose = (select, numbers, chosen) => {
+    select.replaceChildren(...numbers.map((number) => element("option", {}, String(number))));
+    select.value = chosen;
+  };
+  page.head = Math.min(page.head, setting.H - 1);
+  choose(document.querySelector('[data-size="G"]'), names("", setting.H).map((_, n) => n + 1).filter((G) => setting.H % G === 0), setting.G);
+  choose(found("head"), names("", setting.H).map((_, n) => n), page.head);
+  found("head").parentElement.hidden = setting.H === 1;
+  found("head").onchange = () => {
+    page.head = Number(found("head").value);
+    show(setting);
+  };
+}
+
 function draw_given() {
+  draw_heads();
   const { setting, head } = page;
   const { Q, K, D, V, H, G } = setting;
   const group = key_head(setting, head);
@@ -92,8 +111,10 @@ function computed_of(setting) {
   return { ...steps, raw };
 }
 
-function draw_computed(steps) {
+function draw_computed() {
   const { setting, head } = page;
+  draw_mask();
+  const steps = computed_of(setting);
   const { Q, K, V } = setting;
   const [allowed, raw, weights, output] = [steps.allowed, steps.raw, steps.weights, steps.output].map((array) => array[0][head]);
   const logsumexp = steps.logsumexp[0][head];
@@ -126,7 +147,6 @@ function draw_words(allowed, weights, output, sink, logsumexp) {
   const pairs = allowed.flat().filter(Boolean).length;
   const rows = empty === 0 ? "no empty row" : empty === 1 ? "1 empty row" : `${empty} empty rows`;
   const which = setting.H > 1 ? `Query head ${head} reads key head ${key_head(setting, head)}. ` : "";
-  found("summary").textContent = `${which}${pairs} of ${allowed.flat().length} pairs allowed, ${rows}.`;
   const lines = allowed.map((row, i) => {
     const keys = row.flatMap((one, j) => (one ? [j] : []));
     const gives = `output (${output[i].map(short).join(", ")})`;
@@ -136,62 +156,5 @@ function draw_words(allowed, weights, output, sink, logsumexp) {
     const seen = keys.length === 1 ? `key ${keys[0]}` : `keys ${keys.join(", ")}`;
     return `Query ${i} may attend to ${seen}. Largest weight: ${short(weights[i][most])} for key ${most}${taken}; ${gives}.`;
   });
-  found("words").lastElementChild.replaceChildren(...lines.map((line) => element("li", {}, line)));
-}
-
-// --- together --------------------------------------------------------------------------------------------------------
-
-function refuse(message) {
-  found("refusal").hidden = message === null;
-  if (found("refusal").textContent !== message) found("refusal").textContent = message ?? "";
-}
-
-/** After every change of the setting's numbers. What is refused is said, and nothing is shown as if it followed. */
-function changed() {
-  draw_mask();
-  try {
-    draw_computed(computed_of(page.setting));
-    found("words").hidden = false;
-    refuse(null);
-    clearTimeout(page.timer); // browsers refuse to change the address at every keystroke
-    page.timer = setTimeout(() => history.replaceState(null, "", `#${to_hash(page.setting)}`), 150);
-  } catch (error) {
-    if (!(error instanceof RangeError)) throw error;
-    found("computed").replaceChildren();
-    found("words").hidden = true;
-    found("summary").textContent = "";
-    refuse(error.message);
-  }
-}
-
-/** Another setting, or another shape of this one. */
-function show(setting, head = 0) {
-  page.setting = setting;
-  page.head = Math.min(head, setting.H - 1);
-  show_fields();
-  draw_given();
-  changed();
-}
-
-function show_preset(preset) {
-  show(preset.make());
-  found("look").textContent = preset.look;
-  for (const button of document.querySelectorAll("[data-preset]"))
-    button.setAttribute("aria-pressed", button.dataset.preset === preset.id);
-}
-
-/** The setting in the address, or the first of the ready-made ones. */
-function show_address() {
-  const text = location.hash.slice(1);
-  found("look").textContent = "";
-  for (const button of document.querySelectorAll("[data-preset]")) button.setAttribute("aria-pressed", "false");
-  if (text.startsWith("sizes=")) {
-    try {
-      return show(from_hash(decodeURIComponent(text)));
-    } catch (error) {
-      show_preset(PRESETS[0]);
-      return refuse(`The address holds no setting that can be shown (${error.message}). This is "${PRESETS[0].title}".`);
-    }
-  }
-  return show_preset(PRESETS.find(({ id }) => id === text) ?? PRESETS[0]);
+  tell(`${which}${pairs} of ${allowed.flat().length} pairs allowed, ${rows}.`, lines);
 }
