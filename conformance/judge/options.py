@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, TypedDict
 
-from conformance.cases.declaration import DeclarationOptions, Names
+from conformance.cases.declaration import SCALINGS, DeclarationOptions, Names
 from conformance.cases.options import Option, options_of, read_number
 from conformance.checks.levels import DEFAULT, JUDGED, LEVELS
 from conformance.ports.options import ModelOptions
@@ -109,6 +109,9 @@ class ModelCheckOptions(ModelOptions, CommonOptions, total=False):
 
     dtypes: Annotated[
         Names | None, Option("dtypes of the models; float32 by default", names=lambda: FLOATING, many=True)
+    ]
+    scalings: Annotated[
+        Names | None, Option("scalings of rotary frequencies that the port supports", names=lambda: SCALINGS, many=True)
     ]
 
 

@@ -6,7 +6,7 @@ import difflib
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -26,7 +26,7 @@ from conformance.ports.cases import (
     shrink_stream,
 )
 from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
-from conformance.ports.configs import derive_entries, list_configs
+from conformance.ports.configs import derive_entries, drop_scalings, list_configs, settle_rotary
 from conformance.ports.diagnosis import PortCause, explain_empty_rows, find_causes, has_wrong_output_layer, shorten
 from conformance.ports.folder import read_folder, shrink_config
 from conformance.ports.gradients import FUNCTIONS, compare_gradients, make_gradient_case
@@ -40,6 +40,7 @@ from conformance.reports.ports import (
     describe_case,
     describe_cause,
     describe_gradients,
+    describe_limits,
     describe_observation,
     describe_refusal,
     describe_request,
@@ -62,6 +63,7 @@ def check_port(
     seed: int | None = None,
     dtypes: Sequence[str] = ("float32",),
     settings: Mapping[str, Any] | None = None,
+    scalings: Collection[str] | None = None,
     checkpoint: str | Path | None = None,
     gradients: bool = False,
     time_limit: float = TIME_LIMIT,
@@ -76,6 +78,7 @@ def check_port(
         dialect: of its models.
         effort, seed, dtypes, time_limit, isolate, profile: as for `conformance.check`.
         settings: entries of the config that always have this value.
+        scalings: of rotary frequencies, those that the port supports; None for all.
         checkpoint: a folder of Hugging Face's, on which the port is judged too; small configs have its options.
         gradients: whether `build` is given arrays of the framework, which differentiates through it.
         progress: is called with rule and title of each case.
@@ -88,18 +91,24 @@ def check_port(
     runner = PortRunner(target, time_limit, isolate, gradients)
     try:
         check = PortCheck(runner, dialect, seed, tuple(dtypes), progress)
-        check.judge(list_small_configs(dialect, effort, settings or {}, checkpoint), ROUNDS[effort], checkpoint)
+        configs = list_small_configs(dialect, effort, settings or {}, checkpoint, scalings)
+        check.judge(configs, ROUNDS[effort], checkpoint)
     finally:
         runner.close()
     return ModelReport(
         runner.target, dialect, effort, seed, tuple(dtypes), check.rules(), check.violations, check.sublayers,
-        sum(one.failed for one in check.observations), "; ".join(dict.fromkeys(check.left_out)),
+        sum(one.failed for one in check.observations),
+        "; ".join(dict.fromkeys([*describe_limits(settings or {}, scalings, checkpoint), *check.left_out])),
         time.monotonic() - start, versions(), profile,
     )  # fmt: skip
 
 
 def list_small_configs(
-    dialect: str, effort: str, settings: Mapping[str, Any], checkpoint: str | Path | None
+    dialect: str,
+    effort: str,
+    settings: Mapping[str, Any],
+    checkpoint: str | Path | None = None,
+    scalings: Collection[str] | None = None,
 ) -> list[Config]:
     """Return the configs of which checkpoints are drawn; with a folder, one that has its options.
 
@@ -120,6 +129,9 @@ def list_small_configs(
     derived = derive_entries(settings)
     with_derived = [config | {key: value for key, value in derived.items() if key in config} for config in small]
     configs = [settle_nulls(dialect, config | dict(settings), settings) for config in with_derived]
+    configs = [settle_rotary(config, settings) for config in configs]
+    if scalings is not None:
+        configs = [drop_scalings(config, scalings) for config in configs]
     if settings:
         misfits = [explain_misfit(dialect, config) for config in configs]
         if all(misfits):

@@ -5,7 +5,7 @@ The first config of a dialect has the defaults of its family; each of the others
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from conformance.ports.checkpoints import Config
@@ -261,6 +261,46 @@ def add_older_keys(config: Config) -> Config:
     scaling = {key: value for key, value in parameters.items() if key not in names}
     plain = scaling == {"rope_type": "default"}
     return config | older | {"rope_scaling": None if plain else scaling}
+
+
+def settle_rotary(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the config whose rotary entries say what those say that are set.
+
+    Raises:
+        ValueError: a scaling is no object.
+    """
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(settings.get(name, {}), Mapping | None):
+            raise ValueError(f"set: {name} must be null or an object, got {settings[name]!r}")
+    names = OLDER_NAMES.get(config.get("model_type", ""), OLDER_NAMES["llama"])
+    given = settings.keys() & {"rope_parameters", "rope_scaling", *names.values()}
+    if not given or any(isinstance(part, Mapping) for part in (config.get("rope_parameters") or {}).values()):
+        return config
+    older = {key: config[name] for key, name in names.items() if name in config}
+    parameters, scaling = settings.get("rope_parameters"), config.get("rope_scaling")
+    if parameters:
+        return add_older_keys(config | {"rope_parameters": older | parameters})
+    is_null_alone = "rope_parameters" in given and "rope_scaling" not in given
+    if not scaling or is_null_alone:
+        return {key: value for key, value in config.items() if key != "rope_parameters"} | {"rope_scaling": None}
+    kind = {"rope_type": scaling.get("rope_type", scaling.get("type"))}
+    return add_older_keys(config | {"rope_parameters": kind | scaling | older})
+
+
+def drop_scalings(config: Config, supported: Collection[str]) -> Config:
+    """Return the config without a scaling of rotary frequencies that a port does not support."""
+    parameters = config.get("rope_parameters") or {}
+
+    def drop(one: Mapping[str, Any]) -> dict[str, Any]:
+        if one["rope_type"] in ("default", *supported):
+            return dict(one)
+        return {"rope_type": "default"} | {key: one[key] for key in OLDER_NAMES["llama"] if key in one}
+
+    if not parameters:
+        return config
+    by_kind = "rope_type" not in parameters
+    changed = {kind: drop(one) for kind, one in parameters.items()} if by_kind else drop(parameters)
+    return add_older_keys(config | {"rope_parameters": changed})
 
 
 OLDER_NAMES: Mapping[str, Mapping[str, str]] = {

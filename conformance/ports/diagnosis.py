@@ -77,7 +77,8 @@ class PortCause:
         alternatives: other mistakes that no case told apart from the first.
         narrow: the 16-bit dtypes whose arithmetic would explain the errors, where no mistake does.
         beside: fewer failing cases that nothing explains, with the same first wrong sublayer.
-        settings: entries of the config that all unexplained cases have, and no others, where no mistake explains them.
+        settings: entries of the config that all its cases have, and no others, where no mistake explains them or a port
+            makes it in these configs alone.
     """
 
     step: str
@@ -111,6 +112,7 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
     configs = [one.case.checkpoint.config for one in asked]
     configurations = [one.case.checkpoint.configuration for one in asked]
     wrong_configs = [one.case.checkpoint.config for one in asked if one.failed]
+    right = [one for one in asked if one.case.checkpoint.config not in wrong_configs]
     asked = [one for one in asked if one.case.checkpoint.config in wrong_configs]
     alone: dict[int, list[Observation]] = {}
     """By config, what a case of it gives with each sublayer alone."""
@@ -145,6 +147,7 @@ def find_causes(observations: Sequence[Observation], ask: Ask) -> tuple[list[Por
         sets = keep_whole(sets, asked)
         remaining = list_unexplained(sets, asked)
     causes = [make_cause(chosen, sets, asked) for chosen in sets]
+    causes = [replace(one, settings=find_condition(one, right, configs)) for one in causes]
     if remaining:
         shown = choose_cases(remaining)[0]
         place = find_place(find_wrong(sets, shown, alone), shown, ask)
@@ -264,8 +267,17 @@ def join_unexplained(
     return sorted([*causes, unexplained], key=lambda cause: -len(cause.observations))
 
 
+def find_condition(
+    cause: PortCause, right: Iterable[Observation], configs: Sequence[Config]
+) -> tuple[tuple[str, Any], ...]:
+    """Return the entries of the configs of a cause, where a port that makes the mistake in others fails there too."""
+    if all(explains(cause.mistakes, one) for one in right):
+        return ()
+    return list_settings([one.case.checkpoint.config for one in cause.observations], configs)
+
+
 def list_settings(wrong: Sequence[Config], configs: Sequence[Config]) -> tuple[tuple[str, Any], ...]:
-    """Return the entries that all configs with unexplained cases have in common, and that no other config has."""
+    """Return the entries that all wrong configs have in common, and that no other config has."""
     others = [config for config in configs if config not in wrong]
     if not others:
         return ()

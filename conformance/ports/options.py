@@ -17,8 +17,24 @@ def dialect_names() -> Iterable[str]:
 
 
 def read_settings(given: Any) -> dict[str, Any]:
-    """Read "hidden_act=relu,num_hidden_layers=3": values are JSON or Python's None, True and False, and else text."""
-    return {name: read_json(value) for name, value in read_pairs("set", given).items()}
+    """Read "hidden_act=relu,num_hidden_layers=3": values are JSON or Python's None, True and False, and else text.
+
+    A list or an object of JSON has commas of its own, and stands in a string alone.
+    """
+    if not isinstance(given, Mapping):
+        pairs = [split_json(item) for item in ([given] if isinstance(given, str) else given)]
+        given = {name: value for pair in pairs for name, value in pair.items()}
+    return {name: read_json(value) for name, value in given.items()}
+
+
+def split_json(text: str) -> dict[str, Any]:
+    name, _, value = text.partition("=")
+    if value.lstrip()[:1] in ("{", "["):
+        try:
+            return {name.strip(): json.loads(value)}
+        except ValueError as error:
+            raise ValueError(f"set: the value of {name.strip()} is no JSON: {error}") from None
+    return read_pairs("set", text)
 
 
 PYTHON_CONSTANTS = {"None": None, "True": True, "False": False}

@@ -40,7 +40,7 @@ def cause_content(cause: Cause) -> Content:
     if diagnosis is not None:
         mistake = mistake_content(diagnosis.mistake)
         mistake |= {name: getattr(diagnosis, name) for name in ("explained", "failing", "passing")}
-        mistake["beside"] = 0
+        mistake["against"] = mistake["beside"] = 0
         mistake["alternatives"] = [mistake_content(one) for one in diagnosis.alternatives]
     return {
         "kind": cause.kind,
@@ -94,6 +94,8 @@ def describe_evidence(cause: Content) -> str | None:
     if mistake is None:
         return None
     passing = f"; nothing speaks against it in {mistake['passing']} that pass" if mistake["passing"] else ""
+    if mistake["against"]:
+        passing = f"; {mistake['against']} that pass speak against it, {mistake['passing']} do not"
     beside = f"; {describe_beside(mistake['beside'])}" if mistake.get("beside") else ""
     return f"explains {mistake['explained']} of {mistake['failing']} failing cases{beside}{passing}"
 

@@ -6,6 +6,7 @@ import difflib
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,13 +106,31 @@ def looks_hidden(one: Observation, detail: DtypeOrShape) -> bool:
 def describe_refusal(one: Observation, changed: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """Say that a port cannot build a config, and how to declare that it need not."""
     options = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-    declared = [format_setting(key, first[key]) for key in changed if key in first]
+    fixed = [key for key in changed if key in first]
+    if "rope_scaling" in fixed:  # which the other entries of the rotation follow, as far as they must
+        fixed = [key for key in fixed if key not in ("rope_parameters", "rope_theta")]
+    declared = [format_setting(key, first[key]) for key in fixed]
     # Which of them stops the port is not known; to fix all of them would hide mistakes, such as an eps of its own.
     which = "this" if len(declared) == 1 else "one of these, fix that alone"
-    advice = f"; if it is not meant to support {which}: {' '.join(declared)}" if declared else ""
+    some = ", or --scalings with those that it has" if "rope_scaling" in fixed else ""
+    advice = f"; if it is not meant to support {which}: {' '.join(declared)}{some}" if declared else ""
     detail = one.answer.detail
     told = describe_detail(detail) if detail is not None else "gives no answer"
     return f"with {options} it {told}{advice}"
+
+
+def describe_limits(
+    settings: Mapping[str, Any], scalings: Collection[str] | None, checkpoint: str | Path | None
+) -> list[str]:
+    """Say what the options of a check leave out."""
+    told = []
+    if checkpoint is not None:
+        told.append(f"all models have the options of {checkpoint}")
+    if settings:
+        told.append(f"all models have {', '.join(f'{key}={value!r}' for key, value in settings.items())}")
+    if scalings is not None:
+        told.append(f"no scalings of rotary frequencies are tried but {' and '.join(scalings)}")
+    return told
 
 
 def format_setting(key: str, value: Any) -> str:
@@ -328,6 +347,7 @@ def cause_content(violation: ModelViolation, content: Content) -> Content:
             "explained": len(cause.observations),
             "failing": cause.failing,
             "passing": cause.passing - cause.against,
+            "against": cause.against,
             "beside": len(cause.beside),
         }
         mistake["alternatives"] = [mistake_content(one) for one in cause.alternatives]

@@ -79,6 +79,8 @@ def load_object(target: str) -> Any:
         place = f" ({line})" if line else ""
         if isinstance(error, ImportError) and "relative import" in str(error):
             place += "; name the function of a package as package.module:function"
+        if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "jax"):
+            place += f"; the extra {error.name} installs it: pip install 'transformer-conformance[{error.name}]'"
         raise ValueError(f"{where} cannot be imported: {type(error).__name__}: {error}{place}") from error
     value: Any = module
     for part in name.split("."):

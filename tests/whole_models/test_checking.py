@@ -16,6 +16,7 @@ from conformance.ports.cases import Calls
 from conformance.ports.checking import list_small_configs
 from conformance.ports.checkpoints import draw_checkpoint
 from conformance.ports.configs import list_configs
+from conformance.ports.options import read_settings
 from conformance.ports.report import ModelReport
 from conformance.reports.blocks import EVERYWHERE, draw_model, rows
 from conformance.reports.content import document
@@ -542,6 +543,103 @@ def test_a_config_that_the_settings_make_impossible_is_left_out() -> None:
     assert 3 not in heads
     with pytest.raises(ValueError, match="5 query heads are no multiple"):
         judge(build, "gemma2", set="num_attention_heads=5,num_key_value_heads=2")
+
+
+def add_types_if_given(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+    """A port of BERT whose embedding gets the table of types only where the caller passes types."""
+    right = bert_numpy.build(config, entries)
+    table = "embeddings.token_type_embeddings.weight"
+    without = bert_numpy.build(config, entries | {table: 0 * entries[table]})
+
+    def forward(tokens: Any, key_padding: Any = None, token_types: Any = None) -> Any:
+        return (without if token_types is None else right)(tokens, key_padding=key_padding, token_types=token_types)
+
+    return forward
+
+
+def test_types_that_are_added_only_where_they_are_given_are_named() -> None:
+    (violation,) = judge(add_types_if_given).violations
+    assert (violation.step, violation.diagnosis) == ("embedding", ("token-types.no-usual",))
+    assert violation.cause is not None
+    assert (violation.cause.against, violation.cause.passing > 0) == (0, True)
+
+
+def ignore_yarn(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+    scaling = config.get("rope_scaling") or {}
+    plain = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    changed = {"rope_scaling": None, "rope_parameters": plain} if scaling.get("rope_type") == "yarn" else {}
+    return llama_numpy.build(config | changed, entries)
+
+
+def test_a_mistake_that_is_made_in_one_config_alone_says_in_which() -> None:
+    (violation,) = judge(ignore_yarn, "llama", effort="default").violations
+    assert violation.diagnosis == ("attention.rotary-not-scaled",)
+    assert violation.cause is not None
+    assert dict(violation.cause.settings)["rope_scaling"]["rope_type"] == "yarn"
+    assert judge(ignore_yarn, "llama", effort="default", scalings=["linear", "llama3"]).conforms
+
+
+def test_a_mistake_that_other_configs_have_no_place_for_has_no_condition() -> None:
+    def take_silu(config: dict[str, Any], entries: dict[str, Any]) -> Any:
+        return llama_numpy.build(config | {"hidden_act": "silu"}, entries)
+
+    (violation,) = judge(take_silu, "llama", effort="default").violations
+    assert violation.cause is not None
+    assert (violation.diagnosis, violation.cause.settings) == (("network.silu",), ())
+
+
+def test_a_report_says_what_its_options_leave_out() -> None:
+    report = judge(llama_numpy.build, "llama", set="hidden_act=silu", scalings="linear,llama3")
+    assert "all models have hidden_act='silu'" in report.left_out
+    assert "but linear and llama3" in report.left_out
+    assert not judge(llama_numpy.build, "llama").left_out
+
+
+def rotary_of(config: dict[str, Any]) -> tuple[Any, ...]:
+    parameters = config.get("rope_parameters") or {}
+    scaling = config["rope_scaling"] or {}
+    assert parameters.get("rope_theta", config["rope_theta"]) == config["rope_theta"]
+    assert parameters.get("rope_type", "default") == scaling.get("rope_type", "default")
+    assert parameters.get("factor") == scaling.get("factor")
+    return config["rope_theta"], scaling.get("rope_type"), scaling.get("factor")
+
+
+BASES = (10000.0, 500.0, 100.0, 1000.0)
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "rotations"),
+    [
+        ({"rope_scaling": None}, {(base, None, None) for base in BASES}),
+        ({"rope_parameters": None}, {(base, None, None) for base in BASES}),
+        ({"rope_scaling": LINEAR}, {(base, "linear", 2.0) for base in BASES}),
+        ({"rope_parameters": LINEAR | {"rope_theta": 7.0}}, {(7.0, "linear", 2.0)}),
+        ({"rope_theta": 7.0}, {(7.0, None, None), (7.0, "llama3", 8.0), (7.0, "linear", 3.0), (7.0, "yarn", 4.0)}),
+    ],
+)
+def test_rotary_entries_agree_where_one_is_set(settings: dict[str, Any], rotations: set[Any]) -> None:
+    configs = list_small_configs("llama", "default", settings)
+    assert {rotary_of(config) for config in configs} == rotations
+
+
+def test_unsupported_scalings_are_left_out_of_every_dialect() -> None:
+    for dialect in DIALECTS:
+        for config in list_small_configs(dialect, "default", {}, scalings=()):
+            parameters = config.get("rope_parameters") or {"rope_type": "default"}
+            kinds = [parameters] if "rope_type" in parameters else [*parameters.values()]
+            assert {kind["rope_type"] for kind in kinds} == {"default"}
+            assert not config.get("rope_scaling")
+
+
+def test_objects_of_json_may_be_set() -> None:
+    text = 'rope_scaling={"rope_type": "linear", "factor": 2.0}'
+    assert read_settings(text) == read_settings([text]) == {"rope_scaling": LINEAR}
+    assert read_settings([text, "a=1,b=None"]) == {"rope_scaling": LINEAR, "a": 1, "b": None}
+    with pytest.raises(ValueError, match="rope_scaling is no JSON"):
+        read_settings('rope_scaling={"rope_type": linear}')
+    with pytest.raises(ValueError, match="rope_scaling must be null or an object, got 'yarn'"):
+        list_small_configs("llama", "default", {"rope_scaling": "yarn"})
 
 
 @pytest.mark.parametrize("text", ["attention_bias=False", "attention_bias=false"])

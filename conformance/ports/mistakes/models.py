@@ -388,6 +388,11 @@ def drop_token_types(computation: Computation) -> Computation:
     return computation.rewrite(rewrite)
 
 
+def drop_usual_type(computation: Computation) -> Computation:
+    """Where the caller passes no types, nothing is added, in place of the type 0."""
+    return computation if computation.options.get("token_types") is not None else drop_token_types(computation)
+
+
 def take_second_type(computation: Computation) -> Computation:
     """Where the caller passes no types, tokens have the type 1."""
 
@@ -569,6 +574,12 @@ MISTAKES = (
     ),
     ModelMistake("padding.zeros", "MASK-2", "tokens that are 0 are taken for padding", take_zeros_for_padding),
     ModelMistake("token-types.left-out", "EMB-1", "the table of token types is left out", drop_token_types),
+    ModelMistake(
+        "token-types.no-usual",
+        "EMB-1",
+        "nothing of the table of token types is added where the caller passes no types, in place of the type 0",
+        drop_usual_type,
+    ),
     ModelMistake(
         "padding.source-ignored", "MASK-2", "padding of the source is ignored", drop_options("source_key_padding")
     ),
