@@ -702,6 +702,21 @@ def test_numbers_without_a_known_mistake_are_shown_with_what_they_are_like() -> 
     assert "arithmetic in float16 or bfloat16" in shown["found"]
 
 
+def test_roundings_to_16_bits_are_told_beside_nan() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        model = right(config, state_dict)
+
+        def call(tokens: np.ndarray, key_padding: Any = None) -> Any:
+            result = model(tokens, key_padding).astype(np.float16).astype(np.float32)
+            return result if tokens.shape[1] > 1 else result * np.float32("nan")
+
+        return call
+
+    first, second = judge(build).violations
+    assert (first.rule, "NaN" in first.message) == ("CALL", True)
+    assert second.diagnosis == ("precision.float16-or-bfloat16",)
+
+
 def test_an_option_that_all_failing_configs_share_is_told() -> None:
     def build(config: Any, state_dict: Any) -> Any:
         if not config["tie_word_embeddings"]:
