@@ -22,9 +22,9 @@ from conformance.reports.blocks import EVERYWHERE, draw_model, rows
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.ports import NOT_ANEW, describe_scope, model_content
+from conformance.reports.ports import NOT_ANEW, RANDOM, describe_scope, model_content
 from conformance.reports.tables import subject_table
-from conformance.selftest.ports import bert_numpy, gpt2_numpy, gpt2_torch, llama_numpy
+from conformance.selftest.ports import bert_numpy, gpt2_numpy, gpt2_torch, llama_numpy, t5_numpy, t5_torch
 from conformance.selftest.ports.faults import FAULTS
 from reference_numpy.models import MODELS
 from specification.dialects import DIALECTS
@@ -307,6 +307,17 @@ def test_a_step_that_keeps_its_cache_from_call_to_call_is_told_as_that() -> None
     assert violation.message == NOT_ANEW
 
 
+def test_the_step_of_an_encoder_and_decoder_is_said_to_be_left_out() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        model = t5_numpy.build(config, state_dict)
+        model.step = lambda tokens, cache: (tokens, cache)
+        return model
+
+    report = judge(build, "t5")
+    assert report.conforms, report
+    assert report.left_out == "step is not judged: only a decoder alone is called step by step"
+
+
 def test_a_cotangent_has_numbers_that_the_dtype_holds() -> None:
     """Or a port is given other ones than the definition."""
     from dataclasses import replace
@@ -321,6 +332,35 @@ def test_a_cotangent_has_numbers_that_the_dtype_holds() -> None:
     case = replace(next(Calls(checkpoint, None, np.random.default_rng(0)).list_cases()), dtype="bfloat16")
     cotangent = np.asarray(make_gradient_case(case, np.random.default_rng(0)).call.cotangent)
     assert np.array_equal(cotangent, cotangent.astype(numpy_dtype("bfloat16")).astype(float))
+
+
+RELATIVE = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+FIRST = {"encoder": "encoder.blocks.0.attention", "decoder": "decoder.blocks.0.self_attention"}
+"""By stack, the first sublayer that reads its relative positions."""
+
+
+@pytest.mark.parametrize(("stack", "other"), [("encoder", "decoder"), ("decoder", "encoder")])
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_relative_positions_are_placed_in_their_first_attention(stack: str, other: str, is_left_out: bool) -> None:
+    """They are left out, or those of the other stack."""
+
+    def build(config: Any, state_dict: Any) -> Any:
+        wrong = state_dict[RELATIVE.format(other)]
+        return t5_numpy.build(config, state_dict | {RELATIVE.format(stack): 0 * wrong if is_left_out else wrong})
+
+    (violation,) = judge(build, "t5").violations
+    name = "attention.no-relative-bias" if is_left_out else f"relative.table-of-{other}"
+    assert (violation.step, violation.diagnosis) == (FIRST[stack], (name,))
+
+
+@pytest.mark.parametrize("stack", FIRST)
+def test_the_gradient_of_relative_positions_is_placed_in_their_first_attention(stack: str) -> None:
+    def build(config: Any, entries: Any) -> Any:
+        name = RELATIVE.format(stack)
+        return t5_torch.T5(config, entries | {name: entries[name].detach()})
+
+    (violation,) = judge(build, "t5", arrays="torch", gradients=True).violations
+    assert (violation.rule, violation.step, violation.diagnosis) == ("ATT-12", FIRST[stack], ("gradient.detached",))
 
 
 def test_dropout_that_is_left_on_is_told_as_such() -> None:
@@ -444,6 +484,16 @@ def test_what_is_not_loaded_is_told_from_a_mistake() -> None:
     assert "entries of it are not loaded" in violation.message
 
 
+def test_a_random_head_is_placed_at_the_output() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        shape = state_dict["lm_head.weight"].shape
+        random = np.random.default_rng().normal(size=shape).astype(np.float32)
+        return llama_numpy.build(config, state_dict | {"lm_head.weight": random})
+
+    (violation,) = judge(build, "llama", set="tie_word_embeddings=false").violations
+    assert (violation.rule, violation.step, violation.message) == ("CALL", "output", RANDOM)
+
+
 def test_a_build_that_raises_is_shown_with_what_it_was_given() -> None:
     (violation,) = judge(raises).violations
     assert f"{WORDS} [37, 24]" in violation.case
@@ -465,6 +515,24 @@ def test_an_error_comes_before_numbers() -> None:
 
     first, *others = judge(build).violations
     assert (first.rule, "one token" in first.message) == ("CALL", True)
+    assert [violation.rule for violation in others] == ["FFN-1"]
+
+
+@pytest.mark.parametrize(("side", "rule"), [(0, "ATT-6"), (-1, "CALL")])
+def test_nan_comes_before_numbers(side: int, rule: str) -> None:
+    """Of padding at the left, which leaves rows without keys, and at the right, which leaves none."""
+
+    def build(config: Any, state_dict: Any) -> Any:
+        model = llama_numpy.build(config | {"hidden_act": "gelu"}, state_dict)
+
+        def call(tokens: np.ndarray, key_padding: Any = None) -> Any:
+            result = model(tokens, key_padding)
+            return result if key_padding is None else np.where(key_padding[:, side, None, None], result, np.nan)
+
+        return call
+
+    first, *others = judge(build, "llama", set="hidden_act=silu").violations
+    assert (first.rule, "NaN" in first.message) == (rule, True)
     assert [violation.rule for violation in others] == ["FFN-1"]
 
 
@@ -730,6 +798,21 @@ def test_numbers_without_a_known_mistake_are_shown_with_what_they_are_like() -> 
     shown = dict(rows(content["causes"][0]))
     assert "no known mistake explains it" in shown["found"]
     assert "arithmetic in float16 or bfloat16" in shown["found"]
+
+
+def test_roundings_to_16_bits_are_told_beside_nan() -> None:
+    def build(config: Any, state_dict: Any) -> Any:
+        model = right(config, state_dict)
+
+        def call(tokens: np.ndarray, key_padding: Any = None) -> Any:
+            result = model(tokens, key_padding).astype(np.float16).astype(np.float32)
+            return result if tokens.shape[1] > 1 else result * np.float32("nan")
+
+        return call
+
+    first, second = judge(build).violations
+    assert (first.rule, "NaN" in first.message) == ("CALL", True)
+    assert second.diagnosis == ("precision.float16-or-bfloat16",)
 
 
 def test_an_option_that_all_failing_configs_share_is_told() -> None:

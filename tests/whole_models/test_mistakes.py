@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from conformance.ports.computation import Computation, Step
 from conformance.ports.configs import list_configs
 from conformance.ports.diagnosis import explain_empty_rows, find_causes, find_narrow
 from conformance.ports.mistakes import masks
-from conformance.ports.mistakes.attention import EMPTY_ROWS, round_rotation
+from conformance.ports.mistakes.attention import EMPTY_ROWS, attend_with, round_rotation
 from conformance.ports.mistakes.catalogue import STEP_MISTAKES, list_mistakes
 from conformance.ports.mistakes.constants import CONSTANTS
 from conformance.ports.mistakes.mistake import (
@@ -27,6 +28,8 @@ from conformance.ports.mistakes.mistake import (
 from conformance.ports.noise import noise_bound
 from conformance.ports.observation import Observation
 from conformance.ports.subject import Answer
+from reference_numpy import attention, attention_weights, materialize
+from reference_numpy.attention_steps import repeat_heads
 
 MODELS = ("bert", "gpt2", "llama", "gemma2", "gpt_neox", "t5", "vit")
 
@@ -392,6 +395,36 @@ def test_roundings_too_large_for_float16_are_those_of_bfloat16(dtype: str, names
 
     (shown,) = round_at_random(list_model_cases("bert")[:1])
     assert find_narrow(shown, round_at_random) == names
+
+
+def mask_weights(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any, scale: Any, sinks: Any, **_: Any
+) -> Any:
+    """The mask is applied after the softmax."""
+    allowed = materialize(mask, query.shape[2], key.shape[2], batch=len(query), heads=query.shape[1])
+    weights = attention_weights(query, key, scale=scale, sinks=sinks)
+    return np.where(allowed, weights, 0) @ repeat_heads(value, query.shape[1])
+
+
+def join_batch(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any, **options: Any) -> Any:
+    """The rows of a batch are one sequence; the mask is that of every row."""
+    B, _, T, _ = query.shape
+    row, position = (array.ravel() for array in np.indices((B, T)))
+    seen = materialize(mask, T, T, batch=1, heads=1)[0, 0][position][:, position]
+    pairs = (row[:, None] > row) | ((row[:, None] == row) & seen)
+    flat = (array.transpose(1, 0, 2, 3).reshape(1, array.shape[1], B * T, -1) for array in (query, key, value))
+    joined = attention(*flat, mask=pairs, **options)
+    return joined.reshape(joined.shape[1], B, T, -1).transpose(1, 0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("attention.mask-after-softmax", mask_weights), ("attention.rows-joined", join_batch)]
+)
+def test_a_mistake_beside_sinks_keeps_them(name: str, function: Callable[..., Any]) -> None:
+    strange = rewrite_steps("attend", "", attend_with(attention=function))
+    cases = [case for case in list_model_cases("gpt_oss") if case.counted is None]
+    causes, _ = find_causes(observe(strange, cases), lambda more: observe(strange, more))
+    assert [one.id for cause in causes for one in cause.mistakes] == [name]
 
 
 def test_every_id_is_one_mistake() -> None:

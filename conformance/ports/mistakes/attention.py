@@ -107,19 +107,24 @@ def attend_otherwise(
 ) -> StepChange:
     """Make weights another way.
 
-    weigh: from scores and allowed pairs to weights. score: from queries, keys and pairs to the scores of these.
+    weigh: from scores and allowed pairs to weights, where a sink is one more key, which is never masked. score: from
+    queries, keys and pairs to the scores of these.
     """
 
     def attention(
         query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None, bias: Any = None, scale: Any = None,
-        softcap: Any = None, **_: Any,
+        softcap: Any = None, sinks: Any = None, **_: Any,
     ) -> Any:  # fmt: skip
         B, H, Q, _ = query.shape
         key, value = repeat_heads(key, H), repeat_heads(value, H)
         allowed = np.broadcast_to(materialize(mask, Q, key.shape[2], batch=B, heads=H), (B, H, Q, key.shape[2]))
         pairs = np.ones_like(allowed) if score is attention_scores else allowed
         scores = score(query, key, pairs, bias=bias, scale=scale, softcap=softcap)
-        return weigh(scores, allowed) @ value
+        if sinks is not None:
+            column = np.broadcast_to(sinks[:, None, None], (B, H, Q, 1))
+            scores = np.concatenate([scores, column], axis=-1)
+            allowed = np.concatenate([allowed, np.ones_like(column, bool)], axis=-1)
+        return weigh(scores, allowed)[..., : key.shape[2]] @ value
 
     return attend_with(attention=attention)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -150,10 +151,10 @@ def attend_or_spread(
     mask: Any = None,
     **options: Any,
 ) -> Any:
-    """Attend; a row without allowed keys gives all existing ones the same score."""
+    """Attend; a row without allowed keys gives all existing ones the same score, but where a sink takes it whole."""
     B, H, Q, _ = query.shape
     allowed = materialize(mask, Q, key.shape[2], batch=B, heads=H)
-    is_empty = ~allowed.any(axis=-1, keepdims=True)
+    is_empty = ~allowed.any(axis=-1, keepdims=True) & (options.get("sinks") is None)
     pairs = np.where(is_empty, existing_keys, allowed)
     return attention(np.where(is_empty, 0, query), key, value, mask=pairs, **options)
 
@@ -170,61 +171,171 @@ def see_whole_part(token: np.ndarray, key: np.ndarray, start: np.ndarray, end: n
     return (key <= token) | (start > 0)
 
 
-OtherKeys = Callable[[Step, Any, Any], tuple[Any, Any]]
-"""From a step of attention, its keys and its values to those that the cache holds."""
+KeyVersions = Callable[[Step, Any, Any], Iterable[tuple[Any, Any]]]
+"""From a step of attention, its keys and its values to those that tokens of the same part see, of the next part, and so
+on; the last ones are for all parts after."""
 
 
-def cache_others(make_cache: Callable[[], OtherKeys]) -> Callable[[Computation], Computation]:
+def cache_others(make_cache: Callable[[], KeyVersions]) -> Callable[[Computation], Computation]:
     """Keys and values of earlier parts are others. make_cache: for one run of the model."""
 
     def change(computation: Computation) -> Computation:
-        *_, start, _ = locate_parts(computation)
-        is_own, length = start == start.T, len(start)
-        find_cached = make_cache()
+        part = np.repeat(np.arange(len(computation.chunks)), computation.chunks)
+        age, length = part[:, None] - part, len(part)
+        list_versions = make_cache()
 
         def rewrite(step: Step) -> Step:
             if step.kind != "attend" or not length or isinstance(step.arguments[PARAMETERS], LatentAttention):
                 return step
 
             def project_keys(*arguments: Any) -> tuple[Any, Any]:
-                own = blocks.project_keys(*arguments)
-                return tuple(map(join_keys, own, find_cached(step, *own)))  # type: ignore[return-value]
+                versions = islice(list_versions(step, *blocks.project_keys(*arguments)), len(computation.chunks))
+                keys, values = zip(*versions, strict=True)
+                return np.concatenate(keys, axis=2), np.concatenate(values, axis=2)
 
-            def attend_to_both(query: Any, key: Any, value: Any, *, mask: Any = None, **options: Any) -> Any:
+            def attend_by_age(query: Any, key: Any, value: Any, *, mask: Any = None, **options: Any) -> Any:
                 allowed = materialize(mask, length, length, batch=len(query), heads=query.shape[1])
-                pairs = np.concatenate([allowed & is_own, allowed & ~is_own], axis=-1)
-                return attention(query, key, value, mask=pairs, **options)
+                count = key.shape[2] // length
+                pairs = [allowed & (np.clip(age, 0, count - 1) == version) for version in range(count)]
+                return attention(query, key, value, mask=np.concatenate(pairs, axis=-1), **options)
 
-            return attend_with(project_keys=project_keys, attention=attend_to_both)(step)
+            return attend_with(project_keys=project_keys, attention=attend_by_age)(step)
 
         return computation.rewrite(rewrite)
 
     return change
 
 
-def join_keys(own: np.ndarray, cached: np.ndarray) -> np.ndarray:
-    return np.concatenate([own, cached], axis=2)
-
-
-def cache_before_rotation() -> OtherKeys:
-    def find(step: Step, keys: np.ndarray, values: np.ndarray) -> tuple[Any, Any]:
+def cache_before_rotation() -> KeyVersions:
+    def list_versions(step: Step, keys: np.ndarray, values: np.ndarray) -> list[tuple[Any, Any]]:
         parameters, _, memory, _, _, configuration, *_ = step.arguments
-        return blocks.project_keys(parameters, memory, configuration)[0], values
+        return [(keys, values), (blocks.project_keys(parameters, memory, configuration)[0], values)]
 
-    return find
+    return list_versions
 
 
-def cache_in_first_layer() -> OtherKeys:
+def cache_in_first_layer() -> KeyVersions:
     names: list[str] = []
     first_layer: list[tuple[Any, Any]] = []
 
-    def find(step: Step, keys: np.ndarray, values: np.ndarray) -> tuple[Any, Any]:
+    def list_versions(step: Step, keys: np.ndarray, values: np.ndarray) -> list[tuple[Any, Any]]:
         names[:] = names or [step.name]
         if step.name == names[0]:
             first_layer[:] = [(keys, values)]
-        return first_layer[0] if first_layer[0][0].shape == keys.shape else (keys, values)
+        return [(keys, values), first_layer[0] if first_layer[0][0].shape == keys.shape else (keys, values)]
 
-    return find
+    return list_versions
+
+
+def rotate_read_keys(fewest: int, most: int | None) -> KeyVersions:
+    """Keys are rotated once more in every part, so often at least and at most."""
+
+    def rotate_on(step: Step, keys: np.ndarray, values: np.ndarray) -> Iterator[tuple[Any, Any]]:
+        layer, rotation = (complete(step).arguments[index] for index in (LAYER, ROTATION))
+        while True:
+            yield keys, values
+            keys = keys if rotation is None else blocks.rotated(keys, layer, rotation)
+
+    def list_versions(*arguments: Any) -> Iterator[tuple[Any, Any]]:
+        return islice(rotate_on(*arguments), fewest, None if most is None else most + 1)
+
+    return list_versions
+
+
+# --- caches of layers with windows ------------------------------------------------------------------------------------
+
+FirstKey = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+"""From where the part of each token begins [T, 1], where it ends, and the keys of a window to the first key that the
+cache holds [T, 1]; negative for all of them."""
+VisiblePlaces = Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
+"""From the positions of tokens [T, 1], the places of keys in the cache [T, T], the first key that it holds [T, 1], and
+the keys of a window to the keys that each token sees [T, T]."""
+
+
+def trim_cache(find_first: FirstKey, see: VisiblePlaces) -> Callable[[Computation], Computation]:
+    """In layers with windows the cache holds the last keys alone, and the mask is another."""
+
+    def change(computation: Computation) -> Computation:
+        token, key, start, end = locate_parts(computation)
+
+        def rewrite(step: Step) -> Step:
+            if step.kind != "attend" or not len(end):
+                return step
+            step = complete(step)
+            layer = step.arguments[LAYER]
+            if layer.window is None:
+                return step
+            width = layer.window[0] + 1
+            first = np.maximum(find_first(start, end, width), 0)
+            existing = (key >= first) & (key < end)
+            seen = Dense(existing & see(token, key - first, first, width))
+            step = step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: seen))
+            step = step.argument(LAYER, replace(layer, window=None))
+            return attend_with(attention=partial(attend_or_spread, existing))(step)
+
+        return computation.rewrite(rewrite)
+
+    return change
+
+
+def count_trimmed(
+    find_first: FirstKey, is_everywhere: bool, is_masked: bool = False
+) -> Callable[[Computation], Computation]:
+    """Positions of a part begin at the length of the cache, which is trimmed in layers with windows.
+
+    Args:
+        find_first: the first key that the cache holds.
+        is_everywhere: whether all layers count as the first with a window does; else each such layer by itself.
+        is_masked: whether causal masks of layers without windows count so too.
+    """
+
+    def change(computation: Computation) -> Computation:
+        token, key, start, end = locate_parts(computation)
+        layers = computation.configuration.attention_layers
+        widths = [layer.window[0] + 1 for layer in layers if layer.window is not None]
+        if not widths or not len(end):
+            return computation
+
+        def rewrite(step: Step) -> Step:
+            if step.kind != "attend":
+                return step
+            window = complete(step).arguments[LAYER].window
+            if window is None and not is_everywhere:
+                return step
+            width = widths[0] if is_everywhere else window[0] + 1
+            positions = token - np.maximum(find_first(start, end, width), 0)
+            step = complete(turn_by(step, positions[:, 0]))
+            if not is_masked or window is not None:
+                return step
+            return step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: Dense(key <= positions)))
+
+        return computation.rewrite(rewrite)
+
+    return change
+
+
+def see_places(token: np.ndarray, place: np.ndarray, first: np.ndarray, width: int) -> np.ndarray:
+    return (place <= token) & (place > token - width)
+
+
+def see_causal_places(token: np.ndarray, place: np.ndarray, first: np.ndarray, width: int) -> np.ndarray:
+    return place <= token
+
+
+def see_window(token: np.ndarray, place: np.ndarray, first: np.ndarray, width: int) -> np.ndarray:
+    return see_places(token - first, place, first, width)
+
+
+def keep_window(start: np.ndarray, end: np.ndarray, width: int) -> np.ndarray:
+    return start - width
+
+
+def keep_past(start: np.ndarray, end: np.ndarray, width: int) -> np.ndarray:
+    return start - width + 1
+
+
+def keep_new(start: np.ndarray, end: np.ndarray, width: int) -> np.ndarray:
+    return end - width
 
 
 CountPlaces = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -263,6 +374,12 @@ def count_empty(capacity: int, token: np.ndarray, end: np.ndarray) -> Any:
     return np.maximum(capacity - end, 0)
 
 
+TRIMMED: tuple[tuple[str, str, FirstKey], ...] = (
+    ("window", "as many keys as the window", keep_window),
+    ("past", "one key less than the window", keep_past),
+    ("new", "as many keys as the window, those of the part among them", keep_new),
+)
+"""What a cache holds that is trimmed to a window: name, sentence, function."""
 CAPACITIES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 """Places of caches that are made before the first token."""
 MISTAKES = (
@@ -293,6 +410,14 @@ MISTAKES = (
         "the cache holds keys before their rotation",
         cache_others(cache_before_rotation),
     ),
+    *(
+        ModelMistake(f"cache.{name}", "POS-3", says, cache_others(partial(rotate_read_keys, fewest, most)))
+        for name, says, fewest, most in (
+            ("rotated-again", "the cache holds rotated keys, which are rotated again when they are read", 0, 1),
+            ("rotated-each-part", "the cache holds rotated keys, which are rotated again in every later part", 0, None),
+            ("all-rotated-again", "with a cache, all keys are rotated, stored, and rotated again", 1, 1),
+        )
+    ),
     ModelMistake("cache.new-first", "GEN-1", "new keys stand before those of the cache", put_new_first),
     ModelMistake(
         "cache.of-first-layer", "GEN-1", "all layers read the cache of the first", cache_others(cache_in_first_layer)
@@ -314,6 +439,39 @@ MISTAKES = (
             ),
             ("causal-strict", "a token does not see itself", lambda token, key, start, end: key < token),
             ("not-causal", "later tokens of a part are visible", see_whole_part),
+        )
+    ),
+    ModelMistake(
+        "cache.trimmed-early",
+        "GEN-1",
+        "a cache is trimmed to the window before a part of several tokens attends to it",
+        trim_cache(keep_new, see_window),
+    ),
+    *(
+        ModelMistake(
+            f"cache.{name}-trimmed-to-{trim}",
+            "GEN-1",
+            f"of a cache that has {kept}, the mask takes places for positions{more}",
+            trim_cache(find_first, see),
+        )
+        for trim, kept, find_first in TRIMMED
+        for name, more, see in (
+            ("mask", "", see_places),
+            ("causal-mask", ", and knows no window", see_causal_places),
+        )
+    ),
+    *(
+        ModelMistake(
+            f"cache.{name}-trimmed-to-{trim}",
+            "GEN-1",
+            f"positions begin at the length of a cache that has {kept}, in {where}",
+            count_trimmed(find_first, is_everywhere, is_masked),
+        )
+        for trim, kept, find_first in TRIMMED[:2]  # before the part is there
+        for name, where, is_everywhere, is_masked in (
+            ("positions", "layers with windows", False, False),
+            ("all-positions", "all layers", True, False),
+            ("positions-and-masks", "all layers and their masks", True, True),
         )
     ),
 )

@@ -117,11 +117,13 @@ def attend_where_empty(change: StepChange, rest: MaskChange, even: bool) -> Step
         others = windowed(rest(step.arguments[MASK]), step.arguments[LAYER])
 
         def weigh(scores: np.ndarray, allowed: np.ndarray) -> Any:
+            weights = softmax(scores, allowed)[0]
+            empty = ~allowed.any(axis=-1, keepdims=True)
+            if not empty.any():  # as wherever there is a sink
+                return weights
             B, H, Q, K = scores.shape
             spare = np.broadcast_to(materialize(others, Q, K, batch=B, heads=H), scores.shape)
-            weights = softmax(scores, allowed)[0]
-            spread = softmax(0 * scores if even else scores, spare)[0]
-            return np.where(allowed.any(axis=-1, keepdims=True), weights, spread)
+            return np.where(empty, softmax(0 * scores if even else scores, spare)[0], weights)
 
         return attend_otherwise(weigh)(change(step))
 
@@ -138,7 +140,7 @@ def join_rows(step: Step) -> Step:
 
     def attention(
         query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None, bias: Any = None,
-        scale: Any = None, softcap: Any = None, **_: Any,
+        scale: Any = None, softcap: Any = None, sinks: Any = None, **_: Any,
     ) -> Any:  # fmt: skip
         B, H, Q, _ = query.shape
         K, row = key.shape[2], np.arange(B)
@@ -157,7 +159,7 @@ def join_rows(step: Step) -> Step:
         bias = None if bias is None else np.concatenate([bias] * B, axis=-1)
         pairs = np.ones((B, H, Q, B * K), bool)
         scores = attention_scores(query, key, pairs, bias=bias, scale=scale, softcap=softcap)
-        return softmax(scores, seen.reshape(B, H, Q, B * K))[0] @ value
+        return softmax(scores, seen.reshape(B, H, Q, B * K), sinks)[0] @ value
 
     return attend_with(attention=attention)(step)
 
