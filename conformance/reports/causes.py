@@ -95,7 +95,9 @@ def describe_evidence(cause: Content) -> str | None:
         return None
     passing = f"; nothing speaks against it in {mistake['passing']} that pass" if mistake["passing"] else ""
     if mistake["against"]:
-        passing = f"; {mistake['against']} that pass speak against it, {mistake['passing']} do not"
+        contradicts = "contradicts" if mistake["against"] == 1 else "contradict"
+        total = mistake["against"] + mistake["passing"]
+        passing = f"; of {total} that pass, {mistake['against']} {contradicts} it"
     beside = f"; {describe_beside(mistake['beside'])}" if mistake.get("beside") else ""
     return f"explains {mistake['explained']} of {mistake['failing']} failing cases{beside}{passing}"
 
