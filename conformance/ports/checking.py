@@ -126,12 +126,12 @@ def list_small_configs(
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"set: no config of {dialect} has the entry {key}{hint}")
+    if scalings is not None:
+        small = [drop_scalings(config, scalings) for config in small]
     derived = derive_entries(settings)
     with_derived = [config | {key: value for key, value in derived.items() if key in config} for config in small]
     configs = [settle_nulls(dialect, config | dict(settings), settings) for config in with_derived]
     configs = [settle_rotary(config, settings) for config in configs]
-    if scalings is not None:
-        configs = [drop_scalings(config, scalings) for config in configs]
     if settings:
         misfits = [explain_misfit(dialect, config) for config in configs]
         if all(misfits):

@@ -250,17 +250,28 @@ def list_configs(dialect: str) -> list[Config]:
 
 
 def add_older_keys(config: Config) -> Config:
-    """Return the config with the keys of older versions too, where rope_parameters are those of all layers."""
-    parameters = config.get("rope_parameters")
+    """Return the config with the keys of older versions too, which say what rope_parameters say."""
+    parameters = config.get("rope_parameters") or {}
     if not parameters and "rope_theta" in config:  # files say null where nothing is scaled
         return {"rope_scaling": None} | config
-    if not parameters or "rope_theta" not in parameters:
+    if has_kinds(parameters):
+        local_base = LOCAL_BASES.get(config["model_type"])
+        if local_base is None:
+            return config
+        sliding, parameters = (parameters.get(kind) or {} for kind in ("sliding_attention", "full_attention"))
+        config = config | ({local_base: sliding["rope_theta"]} if "rope_theta" in sliding else {})
+    if not parameters:
         return config
     names = OLDER_NAMES.get(config["model_type"], OLDER_NAMES["llama"])
     older = {name: parameters[key] for key, name in names.items() if key in parameters}
     scaling = {key: value for key, value in parameters.items() if key not in names}
-    plain = scaling == {"rope_type": "default"}
-    return config | older | {"rope_scaling": None if plain else scaling}
+    is_plain = scaling in ({}, {"rope_type": "default"})
+    return config | older | {"rope_scaling": None if is_plain else scaling}
+
+
+def has_kinds(parameters: Mapping[str, Any]) -> bool:
+    """Whether rope_parameters are those of each kind of layer."""
+    return any(isinstance(value, Mapping) for value in parameters.values())
 
 
 def settle_rotary(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -272,34 +283,35 @@ def settle_rotary(config: Config, settings: Mapping[str, Any]) -> Config:
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(settings.get(name, {}), Mapping | None):
             raise ValueError(f"set: {name} must be null or an object, got {settings[name]!r}")
-    names = OLDER_NAMES.get(config.get("model_type", ""), OLDER_NAMES["llama"])
-    given = settings.keys() & {"rope_parameters", "rope_scaling", *names.values()}
-    if not given or any(isinstance(part, Mapping) for part in (config.get("rope_parameters") or {}).values()):
+    family = config.get("model_type", "")
+    names = OLDER_NAMES.get(family, OLDER_NAMES["llama"])
+    entries = settings.keys() & {"rope_parameters", "rope_scaling", LOCAL_BASES.get(family), *names.values()}
+    if not entries:
         return config
     older = {key: config[name] for key, name in names.items() if name in config}
     parameters, scaling = settings.get("rope_parameters"), config.get("rope_scaling")
     if parameters:
-        return add_older_keys(config | {"rope_parameters": older | parameters})
-    is_null_alone = "rope_parameters" in given and "rope_scaling" not in given
-    if not scaling or is_null_alone:
-        return {key: value for key, value in config.items() if key != "rope_parameters"} | {"rope_scaling": None}
+        return add_older_keys(config | {"rope_parameters": parameters if has_kinds(parameters) else older | parameters})
+    is_null_alone = "rope_parameters" in entries and "rope_scaling" not in entries
+    if not scaling or is_null_alone or family in LOCAL_BASES:  # the older keys say all
+        scaling = None if is_null_alone else scaling or None
+        return {key: value for key, value in config.items() if key != "rope_parameters"} | {"rope_scaling": scaling}
     kind = {"rope_type": scaling.get("rope_type", scaling.get("type"))}
     return add_older_keys(config | {"rope_parameters": kind | scaling | older})
 
 
 def drop_scalings(config: Config, supported: Collection[str]) -> Config:
     """Return the config without a scaling of rotary frequencies that a port does not support."""
-    parameters = config.get("rope_parameters") or {}
+    parameters = config.get("rope_parameters")
 
-    def drop(one: Mapping[str, Any]) -> dict[str, Any]:
-        if one["rope_type"] in ("default", *supported):
-            return dict(one)
-        return {"rope_type": "default"} | {key: one[key] for key in OLDER_NAMES["llama"] if key in one}
+    def drop(rotation: Mapping[str, Any]) -> Mapping[str, Any]:
+        if rotation.get("rope_type", "default") in ("default", *supported):
+            return rotation
+        return {"rope_type": "default"} | {key: rotation[key] for key in OLDER_NAMES["llama"] if key in rotation}
 
     if not parameters:
         return config
-    by_kind = "rope_type" not in parameters
-    changed = {kind: drop(one) for kind, one in parameters.items()} if by_kind else drop(parameters)
+    changed = {kind: drop(one) for kind, one in parameters.items()} if has_kinds(parameters) else drop(parameters)
     return add_older_keys(config | {"rope_parameters": changed})
 
 
@@ -308,3 +320,6 @@ OLDER_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
 }
 """By model type, the keys under which older files have what rope_parameters hold beside the scaling; llama's else."""
+LOCAL_BASES: Mapping[str, str] = {"gemma3_text": "rope_local_base_freq"}
+"""By model type, the key under which older files have the base of layers with windows, where the others have theirs
+and the scaling under the keys of llama."""

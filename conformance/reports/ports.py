@@ -123,14 +123,15 @@ def describe_limits(
     settings: Mapping[str, Any], scalings: Collection[str] | None, checkpoint: str | Path | None
 ) -> list[str]:
     """Say what the options of a check leave out."""
-    told = []
+    limits = []
     if checkpoint is not None:
-        told.append(f"all models have the options of {checkpoint}")
+        limits.append(f"all models have the options of {checkpoint}")
     if settings:
-        told.append(f"all models have {', '.join(f'{key}={value!r}' for key, value in settings.items())}")
+        limits.append(f"all models have {', '.join(f'{key}={value!r}' for key, value in settings.items())}")
     if scalings is not None:
-        told.append(f"no scalings of rotary frequencies are tried but {' and '.join(scalings)}")
-    return told
+        supported = f" except {' and '.join(scalings)}" if scalings else ""
+        limits.append(f"no scalings of rotary frequencies are tried{supported}")
+    return limits
 
 
 def format_setting(key: str, value: Any) -> str:

@@ -14,15 +14,16 @@ import pytest
 import conformance
 from conformance.ports.cases import Calls
 from conformance.ports.checking import list_small_configs
-from conformance.ports.checkpoints import draw_checkpoint
+from conformance.ports.checkpoints import draw_checkpoint, read_hyperparameters
 from conformance.ports.configs import list_configs
 from conformance.ports.options import read_settings
 from conformance.ports.report import ModelReport
 from conformance.reports.blocks import EVERYWHERE, draw_model, rows
+from conformance.reports.causes import describe_evidence
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.ports import NOT_ANEW, RANDOM, describe_scope, model_content
+from conformance.reports.ports import NOT_ANEW, RANDOM, describe_limits, describe_scope, model_content
 from conformance.reports.tables import subject_table
 from conformance.selftest.ports import bert_numpy, gpt2_numpy, gpt2_torch, llama_numpy, t5_numpy, t5_torch
 from conformance.selftest.ports.faults import FAULTS
@@ -659,8 +660,21 @@ def test_a_mistake_that_other_configs_have_no_place_for_has_no_condition() -> No
 def test_a_report_says_what_its_options_leave_out() -> None:
     report = judge(llama_numpy.build, "llama", set="hidden_act=silu", scalings="linear,llama3")
     assert "all models have hidden_act='silu'" in report.left_out
-    assert "but linear and llama3" in report.left_out
+    assert "are tried except linear and llama3" in report.left_out
     assert not judge(llama_numpy.build, "llama").left_out
+    assert describe_limits({}, (), None) == ["no scalings of rotary frequencies are tried"]
+
+
+def test_passing_cases_against_a_mistake_are_counted() -> None:
+    counts = {"explained": 2, "failing": 3, "beside": 0}
+    for passing, against, ending in (
+        (4, 0, "; nothing speaks against it in 4 that pass"),
+        (4, 1, "; of 5 that pass, 1 contradicts it"),
+        (4, 2, "; of 6 that pass, 2 contradict it"),
+        (0, 0, ""),
+    ):
+        evidence = describe_evidence({"mistake": counts | {"passing": passing, "against": against}})
+        assert evidence == f"explains 2 of 3 failing cases{ending}"
 
 
 def rotary_of(config: dict[str, Any]) -> tuple[Any, ...]:
@@ -691,6 +705,35 @@ def test_rotary_entries_agree_where_one_is_set(settings: dict[str, Any], rotatio
     assert {rotary_of(config) for config in configs} == rotations
 
 
+LOCAL = {"rope_type": "default", "rope_theta": 100.0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"rope_scaling": None},
+        {"rope_scaling": LINEAR},
+        {"rope_parameters": None},
+        {"rope_parameters": {"full_attention": LINEAR | {"rope_theta": 7.0}, "sliding_attention": LOCAL}},
+        {"rope_theta": 7.0},
+        {"rope_local_base_freq": 7.0},
+    ],
+)
+def test_rotary_entries_of_kinds_of_layers_agree(settings: dict[str, Any]) -> None:
+    configs = list_small_configs("gemma3", "default", settings)
+    assert len(configs) == 2
+    for config in configs:
+        older = {key: value for key, value in config.items() if key != "rope_parameters"}
+        layers = read_hyperparameters(DIALECTS["gemma3"], config)["attention_layers"]
+        assert layers == read_hyperparameters(DIALECTS["gemma3"], older)["attention_layers"]
+        rotations = {layer.window is None: layer.rotary for layer in layers}
+        for name, is_full in (("rope_theta", True), ("rope_local_base_freq", False)):
+            assert rotations[is_full].base == settings.get(name, config[name])
+        if "rope_scaling" in settings:
+            assert getattr(rotations[True].scaling, "factor", None) == (settings["rope_scaling"] or {}).get("factor")
+
+
 def test_unsupported_scalings_are_left_out_of_every_dialect() -> None:
     for dialect in DIALECTS:
         for config in list_small_configs(dialect, "default", {}, scalings=()):
@@ -698,6 +741,11 @@ def test_unsupported_scalings_are_left_out_of_every_dialect() -> None:
             kinds = [parameters] if "rope_type" in parameters else [*parameters.values()]
             assert {kind["rope_type"] for kind in kinds} == {"default"}
             assert not config.get("rope_scaling")
+
+
+def test_a_scaling_that_is_set_is_tried() -> None:
+    configs = list_small_configs("llama", "default", {"rope_scaling": LINEAR}, scalings=())
+    assert {rotary_of(config)[1:] for config in configs} == {("linear", 2.0)}
 
 
 def test_objects_of_json_may_be_set() -> None:
