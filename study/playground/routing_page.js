@@ -12,7 +12,7 @@ function draw_given() {
 }
 
 function draw_computed() {
-  const { N, X, logits, choice_bias, groups, capacity } = page.setting;
+  const { N, X, logits, choice_bias, groups, group_score, capacity } = page.setting;
   const tokens = names("token", N);
   const experts = names("expert", X);
   const routes = route_by_logits(logits, page.setting);
@@ -29,11 +29,17 @@ function draw_computed() {
     return taken[n][x] ? number_cell(weights[n][x], widest) : number_cell(weights[n][x], widest, { class: "dropped" });
   });
   const counts = experts.map((_, x) => taken.filter((row) => row[x]).length);
+  const most = Math.max(...counts);
+  const load_table = grid(["tokens"], experts, (_, x) => number_cell(counts[x], most, {}, String));
   const figures = [framed("scores", "scores", "of each expert, by the logits alone", number_table(tokens, experts, scores))];
   if (groups > 1) {
     const group_names = filled([groups], (g) => `experts ${(g * X) / groups} to ${((g + 1) * X) / groups - 1}`);
-    const group_table = number_table(tokens, group_names, routes.map(({ group_scores }) => group_scores));
-    figures.push(framed("groups", "groups", "what they are chosen by", group_table));
+    const widest_group = largest_size(routes.map(({ group_scores }) => group_scores));
+    const group_table = grid(tokens, group_names, (n, g) =>
+      number_cell(routes[n].group_scores[g], widest_group, candidates[n][(g * X) / groups] ? {} : { class: "forbidden" }),
+    );
+    const summed = group_score === "two_largest" ? "the sum of the two largest" : "the largest";
+    figures.push(framed("groups", "groups", `${summed} ${choice_bias ? "preferences" : "scores"} of each`, group_table));
   }
   if (groups > 1 || choice_bias) {
     const table = number_table(tokens, experts, preferences, { allowed: candidates, reason: "not in a chosen group" });
@@ -41,18 +47,18 @@ function draw_computed() {
   }
   figures.push(
     framed("weights", "weights", "of the chosen experts", weight_table),
-    framed("load", "load", "tokens that each expert takes", number_table(["tokens"], experts, [counts])),
+    framed("load", "load", "tokens that each expert takes", load_table),
   );
   found("computed").replaceChildren(...figures);
   const dropped = sum(routes.map(({ indices }) => indices.length)) - sum(counts);
-  const busiest = largest(counts, 1)[0];
+  const idle = counts.filter((count) => count === 0).length;
   const lost = capacity === null ? "" : ` ${dropped} of ${dropped + sum(counts)} choices find their expert full.`;
   tell(
-    `Expert ${busiest} takes most tokens, ${counts[busiest]}; ${counts.filter((count) => count === 0).length} of ${X} experts take none.${lost}`,
+    `At most ${most === 1 ? "1 token goes" : `${most} tokens go`} to one expert, and none to ${idle} of ${X}.${lost}`,
     routes.map(({ indices, weights, spoiled }, n) => {
       if (spoiled) return `Token ${n} has a NaN: its result is NaN.`;
       const parts = indices.map((x, c) => `${x} (${short(weights[c])}${taken[n][x] ? "" : ", which is full"})`);
-      return `Token ${n} goes to ${parts.length === 1 ? "expert" : "experts"} ${parts.join(", ")}.`;
+      return `Token ${n} chooses ${parts.length === 1 ? "expert" : "experts"} ${parts.join(", ")}.`;
     }),
   );
 }

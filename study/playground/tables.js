@@ -48,10 +48,10 @@ function grid(row_names, column_names, cell) {
   return element("table", { class: "heat" }, element("thead", {}, head), element("tbody", {}, ...rows));
 }
 
-function number_cell(number, largest, extra = {}) {
+function number_cell(number, largest, extra = {}, write = short) {
   const { class: kind, style = null } = shading(number, largest);
   const told = { style, title: String(number), "data-value": String(number), ...extra };
-  return element("td", { ...told, class: `${kind} ${extra.class ?? ""}`.trim() }, short(number));
+  return element("td", { ...told, class: `${kind} ${extra.class ?? ""}`.trim() }, write(number));
 }
 
 /** A cell without a number, for a reason that is read out. */

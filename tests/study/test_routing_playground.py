@@ -79,7 +79,7 @@ def largest_ratio(chromium: Any, folder: Path, count: int) -> float:
             else:
                 within = 2 * allowed[name]
                 ratios.append(float(np.max(np.where(apart == 0, 0, apart / within))))
-    return max(ratios)
+    return float(np.max(ratios))  # NaN, which `max` passes over
 
 
 def test_agrees_with_the_definition(chromium: Any, playgrounds: Path) -> None:
@@ -167,7 +167,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "two": {},
     "scores": {"chosen": 4, "weighting": "scores"},
     "logits": {"chosen": 4, "scoring": "none", "weighting": "softmax"},
-    "bias": {"scoring": "sigmoid", "choice_bias": [0, 0, 0, 0, 0, 0.7, 0, 0]},
+    "bias": {"scoring": "sigmoid", "choice_bias": [0, 0, 0, 0, 0.7, 0, 0, 0]},
     "groups": {"chosen": 4, "scoring": "sigmoid", "groups": 4, "chosen_groups": 2, "scale": 2.5},
     "tie": {},
     "nan": {},
@@ -218,14 +218,39 @@ def test_every_control(chromium: Any, playgrounds: Path) -> None:
         assert errors == []
 
 
+def read_load(page: Any) -> list[int]:
+    return [int(text) for text in page.locator("#load tbody td").all_inner_texts()]
+
+
+def test_a_bias_makes_an_expert_chosen_that_none_chose(chromium: Any, playgrounds: Path) -> None:
+    with browser.opened(chromium, playgrounds / "routing_playground.html", fragment="#bias") as watched:
+        page = watched.page
+        assert (read_load(page)[4], sum(read_load(page))) == (5, 10)
+        page.fill('[aria-label="choice_bias, bias, expert 4"]', "0")
+        assert (read_load(page)[4], sum(read_load(page))) == (0, 10)
+
+
+def test_groups_that_are_not_chosen_are_hatched(chromium: Any, playgrounds: Path) -> None:
+    with browser.opened(chromium, playgrounds / "routing_playground.html", fragment="#groups") as watched:
+        page = watched.page
+        chosen = page.evaluate("route_by_logits(page.setting.logits, page.setting).map(one => one.candidates)")
+        hatched = page.evaluate(HATCHED)
+        assert hatched == [[3 * group not in token for group in range(4)] for token in chosen]
+        page.select_option('[data-path="group_score"]', "largest")
+        assert page.evaluate(HATCHED) != hatched
+
+
+HATCHED = """[...document.querySelectorAll("#groups tbody tr")].map(
+    row => [...row.querySelectorAll("td")].map(cell => cell.classList.contains("forbidden")))"""
+
+
 def test_full_experts_are_told(chromium: Any, playgrounds: Path) -> None:
     with browser.opened(chromium, playgrounds / "routing_playground.html", fragment="#capacity") as (page, *_):
         indices = np.array(page.evaluate("route_by_logits(page.setting.logits, page.setting).map(one => one.indices)"))
         taken = taken_places(indices, 4, np.ones(8, bool), 2)
         assert len(page.query_selector_all("#weights .dropped")) == indices.size - taken.sum() > 0
         assert f"{indices.size - taken.sum()} of {indices.size} choices" in page.inner_text("#summary")
-        load = page.eval_on_selector_all("#load tbody td", "cells => cells.map(cell => Number(cell.dataset.value))")
-        assert load == taken.sum(axis=0).tolist()
+        assert read_load(page) == taken.sum(axis=0).tolist()
         page.fill('[data-path="capacity"]', "0")
         assert "capacity must be at least 1, got 0" in page.inner_text("#refusal")
         assert page.query_selector("#computed figure") is None
@@ -269,6 +294,7 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[Any, Path], None]]] = {
     "groups by their largest": ("routing.js", '"two_largest" ? -2 : -1', '"two_largest" ? -1 : -1', check_agreement),
     "groups left out": ("routing.js", "best_groups.includes(Math.floor(x / size))", "true", check_agreement),
     "scale left out": ("routing.js", "weight * all.scale", "weight", check_agreement),
+    "weights that are NaN": ("routing.js", "weight * all.scale", "NaN", check_agreement),
     "the smallest": ("routing.js", "compare(-numbers[i], -numbers[j])", "compare(numbers[i], numbers[j])",
           check_agreement),
     "a tie to the last": ("routing.js", "|| i - j", "|| j - i", test_nan_and_ties_fall_as_in_the_definition),
