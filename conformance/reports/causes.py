@@ -94,10 +94,9 @@ def describe_evidence(cause: Content) -> str | None:
     if mistake is None:
         return None
     passing = f"; nothing speaks against it in {mistake['passing']} that pass" if mistake["passing"] else ""
-    if mistake["against"]:
-        contradicts = "contradicts" if mistake["against"] == 1 else "contradict"
-        total = mistake["against"] + mistake["passing"]
-        passing = f"; of {total} that pass, {mistake['against']} {contradicts} it"
+    if against := mistake.get("against"):
+        contradict = "contradicts" if against == 1 else "contradict"
+        passing = f"; of {against + mistake['passing']} that pass, {against} {contradict} it"
     beside = f"; {describe_beside(mistake['beside'])}" if mistake.get("beside") else ""
     return f"explains {mistake['explained']} of {mistake['failing']} failing cases{beside}{passing}"
 
