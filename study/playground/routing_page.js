@@ -52,9 +52,10 @@ function draw_computed() {
   found("computed").replaceChildren(...figures);
   const dropped = sum(routes.map(({ indices }) => indices.length)) - sum(counts);
   const idle = counts.filter((count) => count === 0).length;
+  const fewest = idle === 0 ? "at least 1 to each" : `none to ${idle} of ${X}`;
   const lost = capacity === null ? "" : ` ${dropped} of ${dropped + sum(counts)} choices find their expert full.`;
   tell(
-    `At most ${most === 1 ? "1 token goes" : `${most} tokens go`} to one expert, and none to ${idle} of ${X}.${lost}`,
+    `At most ${most === 1 ? "1 token goes" : `${most} tokens go`} to one expert, and ${fewest}.${lost}`,
     routes.map(({ indices, weights, spoiled }, n) => {
       if (spoiled) return `Token ${n} has a NaN: its result is NaN.`;
       const parts = indices.map((x, c) => `${x} (${short(weights[c])}${taken[n][x] ? "" : ", which is full"})`);

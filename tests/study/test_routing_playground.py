@@ -226,6 +226,7 @@ def test_a_bias_makes_an_expert_chosen_that_none_chose(chromium: Any, playground
     with browser.opened(chromium, playgrounds / "routing_playground.html", fragment="#bias") as watched:
         page = watched.page
         assert (read_load(page)[4], sum(read_load(page))) == (5, 10)
+        assert page.inner_text("#summary") == "At most 5 tokens go to one expert, and none to 3 of 8."
         page.fill('[aria-label="choice_bias, bias, expert 4"]', "0")
         assert (read_load(page)[4], sum(read_load(page))) == (0, 10)
 
@@ -251,6 +252,7 @@ def test_full_experts_are_told(chromium: Any, playgrounds: Path) -> None:
         assert len(page.query_selector_all("#weights .dropped")) == indices.size - taken.sum() > 0
         assert f"{indices.size - taken.sum()} of {indices.size} choices" in page.inner_text("#summary")
         assert read_load(page) == taken.sum(axis=0).tolist()
+        assert "At most 2 tokens go to one expert, and at least 1 to each." in page.inner_text("#summary")
         page.fill('[data-path="capacity"]', "0")
         assert "capacity must be at least 1, got 0" in page.inner_text("#refusal")
         assert page.query_selector("#computed figure") is None
