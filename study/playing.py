@@ -93,11 +93,11 @@ def write(
     navigation: the contents of the site, for each page by its name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    before = address(base, folder)
+    prefix = address(base, folder)
     paths = []
     for name, playground in PLAYGROUNDS.items():
         text = page(
-            playground, definition=before + playground.definition, rules=before + RULES, home=home,
+            playground, definition=prefix + playground.definition, rules=prefix + RULES, home=home,
             navigation=(navigation or {}).get(name, ""), style=style,
         )  # fmt: skip
         paths.append(folder / f"{name}.html")
