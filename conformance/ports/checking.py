@@ -115,7 +115,8 @@ def list_small_configs(
     A config that the settings make impossible, such as 8 heads with 3 heads of keys, is left out where others remain.
 
     Raises:
-        ValueError: an entry is set that no config of the dialect has, or no config has a model with the settings.
+        ValueError: an entry is set that no config of the dialect has, no config has a model with the settings, or
+            scalings are declared where none is tried.
     """
     small = [shrink_config(dialect, checkpoint)] if checkpoint is not None else list_configs(dialect)
     record = DIALECTS[dialect]
@@ -127,6 +128,10 @@ def list_small_configs(
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"set: no config of {dialect} has the entry {key}{hint}")
     if scalings is not None:
+        if checkpoint is not None:
+            raise ValueError("scalings: the checkpoint has one rotation, which alone is tried")
+        if all(drop_scalings(config, ()) == config for config in small):
+            raise ValueError(f"scalings: no config of {dialect} that is tried has one")
         small = [drop_scalings(config, scalings) for config in small]
     derived = derive_entries(settings)
     with_derived = [config | {key: value for key, value in derived.items() if key in config} for config in small]

@@ -734,8 +734,16 @@ def test_rotary_entries_of_kinds_of_layers_agree(settings: dict[str, Any]) -> No
             assert getattr(rotations[True].scaling, "factor", None) == (settings["rope_scaling"] or {}).get("factor")
 
 
-def test_unsupported_scalings_are_left_out_of_every_dialect() -> None:
-    for dialect in DIALECTS:
+SCALED = ("llama", "qwen2", "qwen3", "gemma", "gemma3", "olmo2", "gpt_oss", "deepseek_v3")
+"""Dialects with a config that scales rotary frequencies."""
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_unsupported_scalings_are_left_out(dialect: str) -> None:
+    if dialect not in SCALED:
+        with pytest.raises(ValueError, match="that is tried has one"):
+            list_small_configs(dialect, "default", {}, scalings=())
+    else:
         for config in list_small_configs(dialect, "default", {}, scalings=()):
             parameters = config.get("rope_parameters") or {"rope_type": "default"}
             kinds = [parameters] if "rope_type" in parameters else [*parameters.values()]
@@ -990,6 +998,8 @@ def test_a_real_checkpoint_is_judged_with_its_options(tmp_path: Path) -> None:
     assert set(configs) == {("relu", 1e-3)}
     wrong = judge(lambda config, state_dict: right(config | {"hidden_act": "gelu"}, state_dict), checkpoint=folder)
     assert wrong.violations[0].diagnosis == ("network.gelu",)
+    with pytest.raises(ValueError, match="the checkpoint has one rotation"):
+        judge(right, checkpoint=folder, scalings=["linear"])
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
