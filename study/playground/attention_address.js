@@ -1,6 +1,6 @@
 "use strict";
 
-/* A setting as the text behind # in the address, and back: what is left out there is off. */
+/* A setting as the pairs of an address, and back: what is left out there is off. */
 
 /** An array of booleans as 0110, one of integers as 0.1.1.2, a number as itself, null as "none". */
 function field_text(field) {
@@ -9,7 +9,7 @@ function field_text(field) {
   return typeof flat[0] === "boolean" ? flat.map(Number).join("") : flat.join(".");
 }
 
-function to_hash(setting) {
+function to_pairs(setting) {
   const told = [["sizes", list(Object.keys(LIMITS).map((name) => setting[name]))]];
   for (const name of ["query", "key", "value", "bias", "sinks"]) if (setting[name]) told.push([name, list(setting[name])]);
   for (const name of ["scale", "softcap"]) if (setting[name] !== null) told.push([name, setting[name]]);
@@ -18,7 +18,7 @@ function to_hash(setting) {
     const { on, ...fields } = setting.mask[name];
     if (on) told.push([name, Object.values(fields).map(field_text).join("_")]);
   }
-  return told.map((pair) => pair.join("=")).join("&");
+  return told;
 }
 
 /** What stands in the place of `old`, which says what kind of thing it is. */
@@ -28,9 +28,8 @@ function field_of(text, old) {
   return array_of(text, shape(old), whole_number_of, ".");
 }
 
-/** Throws an Error that says why, where the text holds no setting. */
-function from_hash(text) {
-  const told = new Map(text.split("&").map((pair) => pair.split("=")));
+/** Throws an Error that says why, where the pairs hold no setting. */
+function from_pairs(told) {
   const setting = setting_of(sizes_of(told.get("sizes")));
   const { Q, K, H } = setting;
   const arrays = { query: shape(setting.query), key: shape(setting.key), value: shape(setting.value), bias: [Q, K], sinks: [H] };

@@ -2,7 +2,7 @@
 
 /* What every playground does: a setting is shown, a field changes it, and what follows from it is drawn anew.
 
-   A playground has PRESETS, LIMITS and OPTIONAL, `resized`, `to_hash` and `from_hash`; `draw_given` draws the arrays of
+   A playground has PRESETS, LIMITS and OPTIONAL, `resized`, `to_pairs` and `from_pairs`; `draw_given` draws the arrays of
    page.setting, `draw_computed` what follows from them, or throws a RangeError that says what is refused. */
 
 const page = { setting: null, head: 0, timer: null };
@@ -26,7 +26,7 @@ function changed() {
     found("words").hidden = false;
     refuse(null);
     clearTimeout(page.timer); // browsers refuse to change the address at every keystroke
-    page.timer = setTimeout(() => history.replaceState(null, "", `#${to_hash(page.setting)}`), 150);
+    page.timer = setTimeout(() => history.replaceState(null, "", `#${write_pairs(to_pairs(page.setting))}`), 150);
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
     found("computed").replaceChildren();
@@ -58,7 +58,7 @@ function show_address() {
   for (const button of document.querySelectorAll("[data-preset]")) button.setAttribute("aria-pressed", "false");
   if (text.startsWith("sizes=")) {
     try {
-      return show(from_hash(decodeURIComponent(text)));
+      return show(from_pairs(read_pairs(decodeURIComponent(text))));
     } catch (error) {
       show_preset(PRESETS[0]);
       return refuse(`The address holds no setting that can be shown (${error.message}). This is "${PRESETS[0].title}".`);

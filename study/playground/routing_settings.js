@@ -48,17 +48,16 @@ function resized(setting, sizes) {
 }
 
 /** What is not as `setting_of` has it; what is left out of an address is. */
-function to_hash(setting) {
+function to_pairs(setting) {
   const plain = setting_of(setting);
   const told = [["sizes", list(Object.keys(LIMITS).map((name) => setting[name]))], ["logits", list(setting.logits)]];
   if (setting.choice_bias) told.push(["choice_bias", list(setting.choice_bias)]);
   for (const name of [...NUMBERS, ...Object.keys(CHOICES)]) if (setting[name] !== plain[name]) told.push([name, setting[name]]);
-  return told.map((pair) => pair.join("=")).join("&");
+  return told;
 }
 
-/** Throws an Error that says why, where the text holds no setting. */
-function from_hash(text) {
-  const told = new Map(text.split("&").map((pair) => pair.split("=")));
+/** Throws an Error that says why, where the pairs hold no setting. */
+function from_pairs(told) {
   const { N, X } = sizes_of(told.get("sizes"));
   const setting = setting_of({ N, X });
   for (const [name, sizes] of Object.entries({ logits: [N, X], choice_bias: [X] }))

@@ -16,6 +16,8 @@ function number_from(text) {
 
 // --- addresses --------------------------------------------------------------------------------------------------------
 
+const write_pairs = (pairs) => pairs.map((pair) => pair.join("=")).join("&");
+const read_pairs = (text) => new Map(text.split("&").map((pair) => pair.split("=")));
 const list = (array) => array.flat(Infinity).join(",");
 
 function number_of(digits) {

@@ -1,4 +1,4 @@
-"""Every page of the site can be used by anybody, by axe-core's measure; the playground also offline and by choice."""
+"""Every page of the site can be used by anybody, by axe-core's measure; the playgrounds also offline and by choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from study import playing
 from tests.support import browser
 
-chromium, whole_site, playground = browser.chromium, browser.whole_site, browser.playground
+chromium, whole_site = browser.chromium, browser.whole_site
+playground, playgrounds = browser.playground, browser.playgrounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,17 +62,30 @@ def test_faults_are_seen(chromium: Any, tmp_path: Path) -> None:
 # --- the playground ---------------------------------------------------------------------------------------------------
 
 
+STATES = {
+    "playground": (("causal", "hidden", "grouped", "empty"), "mask.lengths.length"),
+    "routing_playground": (("groups", "nan", "capacity", "bias"), "chosen"),
+}
+"""By playground, ready-made settings, and a field that refuses 77."""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", browser.VIEWPORTS)
-def test_the_playground_fits_and_is_accessible(size: str, scheme: Any, chromium: Any, playground: Path) -> None:
-    """In all its states: nothing scrolls sideways but a table in its frame; axe-core finds nothing serious."""
-    with browser.opened(chromium, playground, size=size, color_scheme=scheme) as (page, errors, requests):
-        for preset in ("causal", "hidden", "grouped", "empty"):
+@pytest.mark.parametrize("name", STATES)
+def test_playgrounds_fit_and_are_accessible(
+    name: str, size: str, scheme: Any, chromium: Any, playgrounds: Path
+) -> None:
+    """In all their states: nothing scrolls sideways but a table in its frame; axe-core finds nothing serious."""
+    presets, field = STATES[name]
+    with browser.opened(chromium, playgrounds / f"{name}.html", size=size, color_scheme=scheme) as watched:
+        page, errors, requests = watched
+        for preset in presets:
             page.click(f'[data-preset="{preset}"]')
             assert browser.sideways(page) == []
             browser.unfold(page)
             assert browser.accessibility_faults(page) == []
-        page.fill('[data-path="mask.lengths.length"]', "77")
+        page.fill(f'[data-path="{field}"]', "77")
+        assert page.is_visible("#refusal")
         assert browser.accessibility_faults(page) == []
         assert (errors, requests) == ([], [])
 

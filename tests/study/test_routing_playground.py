@@ -45,7 +45,7 @@ def draw_setting(seed: int) -> Case:
     return Case("route", "float64", inputs, options)
 
 
-def by_definition(case: Case, logits: np.ndarray | None = None) -> Any:
+def define_routes(case: Case, logits: np.ndarray | None = None) -> Any:
     with np.errstate(all="ignore"):
         return route_by_logits(
             case.inputs["x"] if logits is None else logits, case.inputs.get("choice_bias"), **case.options
@@ -69,7 +69,7 @@ def largest_ratio(chromium: Any, folder: Path, count: int) -> float:
     cases = [draw_setting(seed) for seed in range(count)]
     ratios = [0.0]
     for case, answer in zip(cases, routes(chromium, folder, cases), strict=True):
-        exact, allowed = by_definition(case), bound(case)
+        exact, allowed = define_routes(case), bound(case)
         decided = np.isfinite(allowed["weights"])
         for name in ("indices", "scores", "weights"):
             got = np.array([token[name] for token in answer], float)
@@ -98,7 +98,7 @@ def test_nan_and_ties_fall_as_in_the_definition(chromium: Any, playgrounds: Path
         cases.append(case)
     ties = spoiled = 0
     for case, answer in zip(cases, routes(chromium, playgrounds, cases), strict=True):
-        exact, x = by_definition(case), case.inputs["x"]
+        exact, x = define_routes(case), case.inputs["x"]
         spoiled += bool(np.isnan(exact.weights).any())
         # The last bit of an exponential may decide between sums of equal numbers, but not between equal numbers.
         plain = case.options["groups"] == 1 and "choice_bias" not in case.inputs
@@ -151,7 +151,7 @@ def check_shown(page: Any, **options: Any) -> None:
     X, bias = logits.shape[1], options.pop("choice_bias", None)
     inputs = {"x": logits, "router.weight": np.eye(X)} | ({} if bias is None else {"choice_bias": np.array(bias)})
     case = Case("route", "float64", inputs, DEFAULTS | options)
-    exact = by_definition(case)
+    exact = define_routes(case)
     expected = np.zeros(logits.shape)
     np.put_along_axis(expected, exact.indices, exact.weights, axis=1)
     shown = np.array(page.evaluate(WEIGHTS), float)
@@ -268,19 +268,6 @@ def test_an_address_that_holds_no_setting(fragment: str, chromium: Any, playgrou
         assert watched.page.is_visible("#refusal") == (fragment != "nothing")
         check_shown(watched.page)
         assert watched.errors == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", browser.VIEWPORTS)
-def test_the_page_fits_and_is_accessible(size: str, scheme: Any, chromium: Any, playgrounds: Path) -> None:
-    file = playgrounds / "routing_playground.html"
-    with browser.opened(chromium, file, size=size, color_scheme=scheme) as (page, errors, requests):
-        for preset in ("groups", "nan", "capacity", "bias"):
-            page.click(f'[data-preset="{preset}"]')
-            assert browser.sideways(page) == []
-            browser.unfold(page)
-            assert browser.accessibility_faults(page) == []
-        assert (errors, requests) == ([], [])
 
 
 # --- what the tests can see -------------------------------------------------------------------------------------------
