@@ -87,18 +87,19 @@ def check_port(
         ValueError: the port cannot be loaded, or an option is wrong.
     """
     seed = secrets.randbelow(2**32) if seed is None else seed
+    settings = settings or {}
     start = time.monotonic()
     runner = PortRunner(target, time_limit, isolate, gradients)
     try:
         check = PortCheck(runner, dialect, seed, tuple(dtypes), progress)
-        configs = list_small_configs(dialect, effort, settings or {}, checkpoint, scalings)
+        configs = list_small_configs(dialect, effort, settings, checkpoint, scalings)
         check.judge(configs, ROUNDS[effort], checkpoint)
     finally:
         runner.close()
     return ModelReport(
         runner.target, dialect, effort, seed, tuple(dtypes), check.rules(), check.violations, check.sublayers,
         sum(one.failed for one in check.observations),
-        "; ".join(dict.fromkeys([*describe_limits(settings or {}, scalings, checkpoint), *check.left_out])),
+        "; ".join(dict.fromkeys([*describe_limits(settings, scalings, checkpoint), *check.left_out])),
         time.monotonic() - start, versions(), profile,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.ports.checkpoints import Config
 from specification.loading.config_file import with_defaults
+from specification.loading.rope import FULL, SLIDING
 
 VOCABULARY = 37
 SIZES: Config = {
@@ -258,7 +259,7 @@ def add_older_keys(config: Config) -> Config:
         local_base = LOCAL_BASES.get(config["model_type"])
         if local_base is None:
             return config
-        sliding, parameters = (parameters.get(kind) or {} for kind in ("sliding_attention", "full_attention"))
+        sliding, parameters = (parameters.get(kind) or {} for kind in (SLIDING, FULL))
         config = config | ({local_base: sliding["rope_theta"]} if "rope_theta" in sliding else {})
     if not parameters:
         return config

@@ -22,7 +22,7 @@ from conformance.ports.mistakes.attention import (
     widen_window,
 )
 from conformance.ports.mistakes.masks import map_masks
-from conformance.ports.mistakes.mistake import ModelMistake
+from conformance.ports.mistakes.mistake import ModelMistake, StepChange
 from reference_numpy import attention, blocks, materialize
 from reference_numpy.attention_steps import softmax
 from specification.masks import Causal, Dense
@@ -72,14 +72,19 @@ def forget_cache(computation: Computation, most: int = 0) -> Computation:
     """Tokens attend to those of their own part, and of so many before it, alone."""
     part = np.repeat(np.arange(len(computation.chunks)), computation.chunks)
 
-    def rewrite(step: Step) -> Step:
-        if step.kind != "attend" or not len(part):
-            return step
+    def forget(step: Step) -> Step:
         mask = step.arguments[MASK]
         same = Dense(part[:, None] - part[None, :] <= most)
         return step.argument(MASK, same if mask is None else mask & same)
 
-    return computation.rewrite(rewrite)
+    return change_attention(computation, forget)
+
+
+def change_attention(computation: Computation, change: StepChange) -> Computation:
+    """Change every attention of a sequence that is decoded in parts."""
+    if not sum(computation.chunks):
+        return computation
+    return computation.rewrite(lambda step: change(step) if step.kind == "attend" else step)
 
 
 def keep_last_part(computation: Computation) -> Computation:
@@ -112,15 +117,13 @@ def mask_parts(see: VisibleKeys, replaces_window_end: bool = False) -> Callable[
         token, key, start, end = locate_parts(computation)
         seen = Dense(see(token, key, start, end) & (key < end))
 
-        def rewrite(step: Step) -> Step:
-            if step.kind != "attend" or not len(end):
-                return step
+        def replace_mask(step: Step) -> Step:
             step = complete(step).argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: seen))
             if not replaces_window_end or step.arguments[LAYER].window is None:
                 return step
             return attend_with(attention=partial(attend_or_spread, key < end))(widen_window(0, len(end))(step))
 
-        return computation.rewrite(rewrite)
+        return change_attention(computation, replace_mask)
 
     return change
 
@@ -130,16 +133,14 @@ def put_new_first(computation: Computation) -> Computation:
     token, key, start, end = locate_parts(computation)
     place = (end - end.T) + key - start.T
 
-    def rewrite(step: Step) -> Step:
-        if step.kind != "attend" or not len(end):
-            return step
+    def count_places(step: Step) -> Step:
         step = complete(step)
         window = step.arguments[LAYER].window
         seen = (place <= token) & (key < end) & (token - place <= (len(end) if window is None else window[0]))
         step = step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: Dense(seen)))
         return step.argument(LAYER, replace(step.arguments[LAYER], window=None))
 
-    return computation.rewrite(rewrite)
+    return change_attention(computation, count_places)
 
 
 def attend_or_spread(
@@ -184,8 +185,8 @@ def cache_others(make_cache: Callable[[], KeyVersions]) -> Callable[[Computation
         age, length = part[:, None] - part, len(part)
         list_versions = make_cache()
 
-        def rewrite(step: Step) -> Step:
-            if step.kind != "attend" or not length or isinstance(step.arguments[PARAMETERS], LatentAttention):
+        def replace_keys(step: Step) -> Step:
+            if isinstance(step.arguments[PARAMETERS], LatentAttention):
                 return step
 
             def project_keys(*arguments: Any) -> tuple[Any, Any]:
@@ -201,7 +202,7 @@ def cache_others(make_cache: Callable[[], KeyVersions]) -> Callable[[Computation
 
             return attend_with(project_keys=project_keys, attention=attend_by_age)(step)
 
-        return computation.rewrite(rewrite)
+        return change_attention(computation, replace_keys)
 
     return change
 
@@ -248,8 +249,8 @@ FirstKey = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 """From where the part of each token begins [T, 1], where it ends, and the keys of a window to the first key that the
 cache holds [T, 1]; negative for all of them."""
 VisiblePlaces = Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
-"""From the positions of tokens [T, 1], the places of keys in the cache [T, T], the first key that it holds [T, 1], and
-the keys of a window to the keys that each token sees [T, T]."""
+"""To the keys that each token sees [T, T]. It is given the positions of tokens [T, 1], the places of keys in the cache
+[T, T], the first key that it holds [T, 1], and how many keys a window has."""
 
 
 def trim_cache(find_first: FirstKey, see: VisiblePlaces) -> Callable[[Computation], Computation]:
@@ -258,9 +259,7 @@ def trim_cache(find_first: FirstKey, see: VisiblePlaces) -> Callable[[Computatio
     def change(computation: Computation) -> Computation:
         token, key, start, end = locate_parts(computation)
 
-        def rewrite(step: Step) -> Step:
-            if step.kind != "attend" or not len(end):
-                return step
+        def trim(step: Step) -> Step:
             step = complete(step)
             layer = step.arguments[LAYER]
             if layer.window is None:
@@ -273,7 +272,7 @@ def trim_cache(find_first: FirstKey, see: VisiblePlaces) -> Callable[[Computatio
             step = step.argument(LAYER, replace(layer, window=None))
             return attend_with(attention=partial(attend_or_spread, existing))(step)
 
-        return computation.rewrite(rewrite)
+        return change_attention(computation, trim)
 
     return change
 
@@ -293,12 +292,10 @@ def count_trimmed(
         token, key, start, end = locate_parts(computation)
         layers = computation.configuration.attention_layers
         widths = [layer.window[0] + 1 for layer in layers if layer.window is not None]
-        if not widths or not len(end):
+        if not widths:
             return computation
 
-        def rewrite(step: Step) -> Step:
-            if step.kind != "attend":
-                return step
+        def count_places(step: Step) -> Step:
             window = complete(step).arguments[LAYER].window
             if window is None and not is_everywhere:
                 return step
@@ -309,7 +306,7 @@ def count_trimmed(
                 return step
             return step.argument(MASK, map_masks(step.arguments[MASK], Causal, lambda _: Dense(key <= positions)))
 
-        return computation.rewrite(rewrite)
+        return change_attention(computation, count_places)
 
     return change
 
@@ -360,12 +357,9 @@ def see_empty_places(count: CountPlaces, is_next_seen: bool = False) -> Callable
             pairs = np.concatenate([allowed, there], axis=-1)
             return softmax(np.concatenate([scores, beside], axis=-1), pairs)[0][..., :-1]
 
-        def rewrite(step: Step) -> Step:
-            return attend_otherwise(weigh)(step) if step.kind == "attend" and len(empty) else step
-
         if is_next_seen:
             computation = mask_parts(lambda token, key, start, end: key <= token + 1)(computation)
-        return computation.rewrite(rewrite)
+        return change_attention(computation, attend_otherwise(weigh))
 
     return change
 
